@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from dataclasses import astuple, dataclass
 
+from coordinator.adapters.life import MAX_ADAPTERS, MAX_NAME_CHARS
+from coordinator.adapters.life import MAX_BYTES as MAX_ADAPTER_BYTES
 from coordinator.api.completions import MAX_GENERATED
 from coordinator.api.config import ApiConfig
 from coordinator.api.plan.generations import MAX_ECHOED_TOKENS, MAX_LOGPROBS
@@ -119,6 +121,14 @@ BOUNDS = (
         f"{MAX_JOB_BYTES // 2**30} GiB, in memory {_mib(MAX_MEMORY_JOB_BYTES)}; {PER_NODE} lines a "
         "node that have not begun, half of what can be in flight",
         "400; lines wait",
+    ),
+    Bound(
+        "Adapters",
+        f"a name of {MAX_NAME_CHARS} characters",
+        "`max_adapters` of the key file; operators any number",
+        f"{MAX_ADAPTERS}, {MAX_ADAPTER_BYTES // 2**30} GiB; a node keeps engine.max_adapters in "
+        "engine.adapter_memory",
+        "409; on nodes, those not used for long leave, and come back on demand",
     ),
     Bound(
         "Rendering a chat template",

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from coordinator.tracing.call_span import CallSpan
 from pdserve.protocol import Prompt, SamplingParams, Slo, TokenEvent, TokenLogprobs
 from pdserve.protocol.status import ClusterStatus
+
+
+class Needs(NamedTuple):
+    """What a node has to serve for a request."""
+
+    revision: str = ""  # empty: any
+    adapter: str = ""  # its digest; empty: the model alone, which every node serves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,11 @@ class GenerationRequest:
     def context(self) -> Prompt:
         """The prompt and the output: their KV is needed before the next token can be sampled."""
         return self.prompt.then(self.output_token_ids)
+
+    @property
+    def needs(self) -> Needs:
+        """What its nodes have to serve."""
+        return Needs(self.revision, self.prompt.adapter)
 
     @property
     def traceparent(self) -> str:

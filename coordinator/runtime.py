@@ -13,7 +13,9 @@ from secrets import token_hex
 from aiohttp import web
 
 import pdserve
+from coordinator.adapters.table import AdapterTable
 from coordinator.api import ApiConfig, HttpServer, create_app
+from coordinator.api.adapters import add_adapter_routes
 from coordinator.api.admin import add_admin_routes
 from coordinator.api.config import parse_origins
 from coordinator.api.context import CONTEXT
@@ -126,7 +128,12 @@ class Coordinator:
             with LoopWatch() as watch:
                 self._metrics.watch_loop(watch)
                 self._loop_lag_s = watch.longest_lag_s
-                async with self._rebalancing(), self._sizing(), self._live.running():
+                async with (
+                    self._rebalancing(),
+                    self._sizing(),
+                    self._live.running(),
+                    self._following_adapters(),
+                ):
                     attach_to = format_address(config.nodes_host, grpc_port)
                     log.info("%s at %s, nodes attach to %s", self._name, http.url, attach_to)
                     await signals.drain.wait()
@@ -203,7 +210,9 @@ class Coordinator:
         )
         kept = config.answers.store, models.catalog.default.name, config.port
         add_stateful_routes(app, open_store(*kept))
-        add_job_routes(app, open_jobs(place_of_jobs(*kept)))
+        self._database = open_jobs(place_of_jobs(*kept))
+        add_job_routes(app, self._database)
+        add_adapter_routes(app, models.adapters_of, models.adapters_with)
         add_admin_routes(
             app,
             lambda node_id: models.of_node(node_id).ordered,
@@ -238,6 +247,15 @@ class Coordinator:
         async with AsyncExitStack() as stack:
             for cluster in self._models.clusters:
                 await stack.enter_async_context(cluster.pools.rebalancing())
+            yield
+
+    @asynccontextmanager
+    async def _following_adapters(self) -> AsyncIterator[None]:
+        """Serve the adapters that are written down, and let go of what is unneeded."""
+        async with AsyncExitStack() as stack:
+            for cluster in self._models.clusters:
+                await cluster.adapters.follow(AdapterTable(self._database, cluster.model_id))
+                await stack.enter_async_context(cluster.adapters.running())
             yield
 
     def _sizing(self) -> AbstractAsyncContextManager[None]:

@@ -10,10 +10,13 @@ import grpc.aio
 import msgspec
 from google.protobuf.message import DecodeError
 
+from coordinator.adapters.orders import AdapterOrders
 from coordinator.nodes.registry import Member, Registry
 from coordinator.nodes.revisions import Revisions
 from coordinator.requests.flow import Flow
 from pdserve.protocol import (
+    AdapterLoaded,
+    AdapterReport,
     Claimed,
     DrainSeen,
     KvEvents,
@@ -69,6 +72,11 @@ class NodesOfModel(Protocol):
     @property
     def flow(self) -> Flow:
         """The requests on them."""
+        ...
+
+    @property
+    def adapter_orders(self) -> AdapterOrders:
+        """What its nodes were asked to load."""
         ...
 
     @property
@@ -179,6 +187,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 flow.prefetched(message, member)
             case KvEvents():
                 flow.kv_events(message, member)
+            case AdapterReport():
+                message.check()
+                registry.has_adapters(member, message)
+            case AdapterLoaded():
+                cluster.adapter_orders.answered(message, member)
             case other:
                 raise MalformedMessage(f"a node cannot send {type(other).__name__} after its hello")
 

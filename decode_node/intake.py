@@ -39,7 +39,8 @@ from pdserve.node.prefixes.offers import Fetched, Prefix
 from pdserve.node.preparation import Preparation
 from pdserve.node.sessions.session import Session
 from pdserve.node.sessions.subscription import Subscription
-from pdserve.protocol import DecodeLeg, NodeAddress, PrefixSource
+from pdserve.protocol import DecodeLeg, HandoffRecord, NodeAddress, PrefixSource
+from pdserve.shared.errors import MalformedMessage
 
 
 @dataclass(slots=True)
@@ -172,6 +173,7 @@ class Intake:
         )
         try:
             handoff = await self._pulls.receive(first, subscription, session, arrival)
+            _check_adapter(handoff.record, request)
         except BaseException:
             self._room.leave(request)
             arrival.release()
@@ -189,3 +191,12 @@ class Intake:
         self._scores.add(request.request_id, num_emitted, record.logprobs)
         request.num_computed_tokens = record.num_tokens
         request.num_cached_tokens = record.cached_tokens
+
+
+def _check_adapter(record: HandoffRecord, request: Request) -> None:
+    """Raise MalformedMessage if another adapter has computed the KV than goes on with it."""
+    if record.adapter != request.prompt.adapter:
+        raise MalformedMessage(
+            f"{request.request_id} is for {request.prompt.adapter or 'no adapter'}, but its KV was "
+            f"computed with {record.adapter or 'none'}"
+        )

@@ -193,6 +193,7 @@ class PrefillNode:
             cached_tokens=request.num_cached_tokens,
             prefill_end_s=prefill_end_s,
             made_s=self._parts.clock.now(),
+            adapter=request.prompt.adapter,
         )
 
     def _stream_record(self, stream: Request, num_known: int) -> HandoffRecord:
@@ -208,6 +209,7 @@ class PrefillNode:
             cached_tokens=stream.num_cached_tokens,
             prefill_end_s=ended_s,
             made_s=self._parts.clock.now(),
+            adapter=stream.prompt.adapter,
         )
 
 

@@ -20,7 +20,8 @@ from coordinator.api.read.body_budget import Body, BodyBudget
 from coordinator.api.read.idempotency import KeyedCall, KnownKeys
 from coordinator.api.server.outbox import HttpOutbox
 from coordinator.models.model import Catalog, Model
-from coordinator.tenants import Admitted, Readers, Tenants
+from coordinator.tenants import Admitted, Readers, Tenant, Tenants
+from coordinator.tenants.identity import ANYBODY
 from coordinator.tracing.call_span import CallSpan
 from pdserve.protocol import Slo
 from pdserve.shared.clock import Clock
@@ -111,9 +112,15 @@ class ApiContext:
     tasks: RunningTasks = field(default_factory=RunningTasks)
 
     def model_of(self, name: str | None, trace: RequestTrace) -> Model:
-        """Return the model of this name, for the call that asks for it. Raises ModelNotFound."""
-        model = self.models.find(name, trace.owner)
-        trace.model = model.name
+        """Return the model of this name, for the call that asks for it.
+
+        Raises:
+            ModelNotFound: there is none, or not for this caller.
+            NoNodeAvailable: it is an adapter that is not loaded yet.
+        """
+        call = None if trace.keyed is None else trace.keyed.digest
+        model = self.models.find(name, trace.owner, trace.tenant.may_use, call)
+        trace.model = model.parent or model.name
         return model
 
 
@@ -151,6 +158,11 @@ class RequestTrace:
     def owner(self) -> str:
         """The tenant's name; empty when API keys are not in use."""
         return "" if self.caller is None else self.caller.tenant.name
+
+    @property
+    def tenant(self) -> Tenant:
+        """The tenant; anybody when API keys are not in use."""
+        return ANYBODY if self.caller is None else self.caller.tenant
 
     @property
     def payer(self) -> str:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from coordinator.api.answer.bodies import Model, ModelList, json_answer
 from coordinator.api.context import CONTEXT, TRACE, ApiContext
-from coordinator.models.model import Catalog
+from coordinator.models.model import Model as ServedModel
 from pdserve import __version__
 from pdserve.protocol.status import NodeStatus
 
@@ -49,15 +49,16 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 async def list_models(request: web.Request) -> web.Response:
     """GET /v1/models: list all names of the models that the caller may use."""
-    models, owner = request.app[CONTEXT].models, request[TRACE].owner
-    names = models.names(owner)
-    return json_answer(ModelList(data=[_described(models, name, owner) for name in names]))
+    models, trace = request.app[CONTEXT].models, request[TRACE]
+    shown = [_described(models.find(name, trace.owner), name) for name in models.names(trace.owner)]
+    adapters = models.adapters(trace.owner, trace.tenant.may_use)
+    return json_answer(ModelList(data=shown + [_described(one, one.name) for one in adapters]))
 
 
 async def get_model(request: web.Request) -> web.Response:
     """GET /v1/models/{model}: describe one name; names may contain slashes."""
-    models, owner = request.app[CONTEXT].models, request[TRACE].owner
-    return json_answer(_described(models, request.match_info["model"], owner))
+    name = request.match_info["model"]
+    return json_answer(_described(request.app[CONTEXT].model_of(name, request[TRACE]), name))
 
 
 async def version(context: ApiContext) -> web.Response:
@@ -111,8 +112,12 @@ def _labels(node: NodeStatus) -> dict[str, str]:
     return {"node": node.node_id, "role": node.role} | of_model
 
 
-def _described(models: Catalog, name: str, owner: str) -> Model:
-    """Return what there is to tell of the model of this name. Raises ModelNotFound."""
-    model = models.find(name, owner)
-    most = model.generator.max_model_len
-    return Model(id=name, created=model.created, root=name, max_model_len=most)
+def _described(model: ServedModel, name: str) -> Model:
+    """Return what there is to tell of a model by one of its names."""
+    return Model(
+        id=name,
+        created=model.created,
+        root=model.root or name,
+        parent=model.parent,
+        max_model_len=model.generator.max_model_len,
+    )

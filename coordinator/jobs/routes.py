@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from coordinator.adapters.table import SCHEMA as ADAPTERS
 from coordinator.api.calls import CALLS
 from coordinator.api.context import CONTEXT
 from coordinator.api.routes import add_routes, post
@@ -41,13 +42,14 @@ ROUTES = (
 
 
 def open_jobs(where: str | Path | None) -> Database:
-    """Open the database of files and batches: a URL, a file, or None for memory.
+    """Open the database of files, batches and names of adapters: a URL, a file, or None for memory.
 
     Raises ConfigError.
     """
+    schema = (*SCHEMA, *ADAPTERS)
     if isinstance(where, str):
-        return PostgresDatabase(where, SCHEMA)
-    return SqliteDatabase(where, SCHEMA)
+        return PostgresDatabase(where, schema)
+    return SqliteDatabase(where, schema)
 
 
 def add_job_routes(

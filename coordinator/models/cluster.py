@@ -7,9 +7,12 @@ request is for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
+from coordinator.adapters.life import Adapters, Serving
+from coordinator.adapters.orders import AdapterOrders
 from coordinator.admission import Admission, WaitingLine
 from coordinator.admission.in_flight import InFlight
 from coordinator.admission.measured_promises import MeasuredPromises
@@ -45,6 +48,8 @@ class ModelCluster:
         ready: asyncio.Event,
         share_quotas: Callable[[int], None],
         process: FlowProcess,
+        is_taken: Callable[[str], bool],
+        adapters: Mapping[str, str],
     ) -> None:
         """
         Args:
@@ -54,6 +59,8 @@ class ModelCluster:
             ready: to be set once a request could be served.
             share_quotas: is told how many coordinators share these nodes.
             process: the coordinator's.
+            is_taken: whether a name means something else than an adapter of this model.
+            adapters: name |-> path, of those that are loaded once there are nodes.
         """
         self.model_id: Final = files.model_id
         self.name: Final = files.name
@@ -67,6 +74,11 @@ class ModelCluster:
             MeasuredPromises(self.registry, classes)
         admission = self._make_admission(config, classes, in_flight, share_quotas)
         router = Router(self.registry, config.mode, config.routing.router)
+        self.adapter_orders: Final = AdapterOrders(self.registry)
+        serving = Serving(
+            self.registry, partial(router.can_route, ""), lambda digest: self.flow.uses(digest)
+        )
+        self.adapters: Final = Adapters(serving, self.adapter_orders, clock, is_taken, adapters)
         self.revisions: Final = Revisions(
             self.registry, router.can_route, parse_shares(config.routing.revision_shares)
         )
@@ -81,6 +93,7 @@ class ModelCluster:
                 revision_of=self.revisions.choose,
                 are_awaited=config.routing.sleep_after_s > 0,
                 comes_back=lambda role: config.restarts and self.absent.misses(role),
+                adapter_missing=self.adapters.missing,
             ),
             process=process,
         )

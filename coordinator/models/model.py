@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from coordinator.adapters.generator import AdaptedGenerator
+from coordinator.adapters.known import Version
+from coordinator.adapters.life import Adapters
 from coordinator.generation import Generator
 from coordinator.models.embedding import EmbeddingModel
 from coordinator.models.overview import whole_status
@@ -56,6 +59,9 @@ class Model:
     scoring: ScoringModel
     generator: Generator
     tenants: frozenset[str] = frozenset()  # who may use it; empty: everybody
+    adapters: Adapters | None = None  # of it
+    root: str = ""  # where an adapter is from; empty: it is none
+    parent: str | None = None  # the model that it is an adapter of
 
     def is_for(self, tenant: str) -> bool:
         """Return whether a tenant may use it."""
@@ -91,6 +97,7 @@ def make_model(
     embedding: EmbeddingModel | None = None,
     scoring: ScoringModel = NO_SCORES,
     tenants: frozenset[str] = frozenset(),
+    adapters: Adapters | None = None,
 ) -> Model:
     """Return the model of these names, its own first, that `generator` computes.
 
@@ -109,7 +116,26 @@ def make_model(
         scoring=scoring,
         generator=generator,
         tenants=tenants,
+        adapters=adapters,
     )
+
+
+def adapted(base: Model, version: Version, adapters: Adapters) -> Model:
+    """Return the model that an adapter makes of its base: all but who generates is the same."""
+    return replace(
+        base,
+        names=(version.name,),
+        created=version.created,
+        fingerprint=Fingerprint(f"{base.fingerprint.model} {version.digest}"),
+        generator=AdaptedGenerator(base.generator, version, adapters.begin),
+        adapters=None,
+        root=version.path,
+        parent=base.name,
+    )
+
+
+def _anything(adapter: str) -> bool:
+    return True
 
 
 def _lacks(name: str, names: Sequence[str]) -> str:
@@ -118,7 +144,7 @@ def _lacks(name: str, names: Sequence[str]) -> str:
 
 
 class Catalog:
-    """All models that clients may ask for, by each of their names."""
+    """All models that clients may ask for, by each of their names, and their adapters."""
 
     def __init__(self, models: Sequence[Model]) -> None:
         """The first one is meant where a call names none."""
@@ -133,15 +159,49 @@ class Catalog:
         """Return all names of all models that a tenant may use."""
         return [name for name, model in self._by_name.items() if model.is_for(tenant)]
 
-    def find(self, name: str | None, tenant: str = "") -> Model:
-        """Return the model that a tenant's call asks for; None: it names none.
+    def adapters(self, tenant: str = "", may_use: Callable[[str], bool] = _anything) -> list[Model]:
+        """Return the adapters that a tenant may use; `may_use` says so of their names."""
+        return [
+            adapted(model, version, model.adapters)
+            for model in self
+            if model.adapters is not None and model.is_for(tenant)
+            for version in model.adapters.known
+            if may_use(version.name)
+        ]
 
-        Raises ModelNotFound, also for one that is for others: nobody is told that it is there.
+    def find(
+        self,
+        name: str | None,
+        tenant: str = "",
+        may_use: Callable[[str], bool] = _anything,
+        call: bytes | None = None,
+    ) -> Model:
+        """Return the model that a tenant's call asks for.
+
+        Args:
+            name: None: the call names none.
+            tenant: whose call it is.
+            may_use: whether that may use the adapter of a name.
+            call: tells it from others under idempotency keys (`KnownAdapters.find`).
+
+        Raises:
+            ModelNotFound: there is none, or it is for others: nobody is told that it is there.
+            NoNodeAvailable: it is an adapter that is not loaded yet.
         """
         model = self.default if name is None else self._by_name.get(name)
+        if model is None and name is not None and may_use(name):
+            model = self._adapter(name, call)
         if model is None or not model.is_for(tenant):
             raise ModelNotFound(_lacks(name or self.default.name, self.names(tenant)), "model")
         return model
+
+    def _adapter(self, name: str, call: bytes | None) -> Model | None:
+        for base in self:
+            if base.adapters is not None:
+                version = base.adapters.find(name, call)
+                if version is not None:
+                    return adapted(base, version, base.adapters)
+        return None
 
     def status(self) -> ClusterStatus:
         """Return the state of all models and of their nodes."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from coordinator.adapters.life import Adapters
 from coordinator.admission.in_flight import InFlight
 from coordinator.models.cluster import ModelCluster
 from coordinator.models.files import ModelFiles
@@ -19,6 +20,7 @@ from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol.status import AbsentNode, CoordinatorStatus, RoleName
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CoordinatorConfig
+from pdserve.settings.values import parse_adapters
 from pdserve.shared.clock import Clock
 from pdserve.shared.errors import ModelNotFound
 from pdserve.shared.slo import ServiceClasses
@@ -61,6 +63,8 @@ class ServedModels:
                 ready=self.ready,
                 share_quotas=share_quotas,
                 process=process if is_one else self._part(process, number),
+                is_taken=partial(self._is_taken, number),
+                adapters={} if number else parse_adapters(config.checkpoint.adapters),
             )
             for number, files in enumerate(all_files)
         ]
@@ -100,6 +104,14 @@ class ServedModels:
             raise ModelNotFound(f"there is no model {name!r}", "model")
         return found[0]
 
+    def adapters_of(self, name: str | None) -> Adapters:
+        """Return the adapters of the model that this name means. Raises ModelNotFound."""
+        return self.of_name(name).adapters
+
+    def adapters_with(self, name: str) -> Adapters | None:
+        """Return the adapters that one of this name is among; None: there is none."""
+        return next((c.adapters for c in self.clusters if name in c.adapters.known), None)
+
     def absent(self) -> list[AbsentNode]:
         """Return the nodes that are missed, each once, those first that are missed for longest."""
         missed = {node.node_id: node for c in self.clusters for node in c.absent.nodes()}
@@ -118,6 +130,12 @@ class ServedModels:
     async def begin(self) -> None:
         """Start what makes prompts, while nodes are still loading."""
         await asyncio.gather(*(model.tokenizer.begin() for model in self.catalog))
+
+    def _is_taken(self, number: int, name: str) -> bool:
+        """Whether a name means a model, or an adapter of another model than this one."""
+        others = [cluster for index, cluster in enumerate(self.clusters) if index != number]
+        is_model = any(name in cluster.names for cluster in self.clusters)
+        return is_model or any(name in cluster.adapters.known for cluster in others)
 
     def _part(self, process: FlowProcess, number: int) -> FlowProcess:
         """What one of several models is told of the process; the first one tells of it."""
@@ -147,4 +165,5 @@ def _model(files: ModelFiles, cluster: ModelCluster, answers: AnswerConfig) -> M
         embedding=files.embedding,
         scoring=files.scoring,
         tenants=files.tenants,
+        adapters=cluster.adapters,
     )

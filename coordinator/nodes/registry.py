@@ -24,7 +24,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from coordinator.generation import Needs
 from pdserve.protocol import (
+    AdapterReport,
     LoadReport,
     NodeAddress,
     NodeHello,
@@ -101,6 +103,8 @@ class Member:
     is_silent: bool = False  # nothing was heard for `liveness_s`: it is late, or was when it went
     reaches: frozenset[KvReach] = field(init=False)
     clock: ClockOffset = field(default_factory=ClockOffset)
+    adapters: frozenset[str] = frozenset()  # digests of those that it has said it has
+    most_adapters: int = 0  # that it keeps at a time
 
     def __post_init__(self) -> None:
         """Make the set of transports, which is compared with that of other nodes."""
@@ -131,6 +135,11 @@ class Member:
     def exports_kv(self) -> bool:
         """Whether others can pull KV from the node: also while it drains."""
         return self.load.state in (NodeState.READY, NodeState.DRAINING)
+
+    def serves(self, needs: Needs) -> bool:
+        """Return whether the node may get a request of these needs, once it is ready."""
+        has_adapter = not needs.adapter or needs.adapter in self.adapters
+        return has_adapter and needs.revision in ("", self.hello.revision)
 
     def exchanges_kv(self, other: Member) -> bool:
         """Return whether KV can move between the two nodes: of one revision, by one transport."""
@@ -266,6 +275,11 @@ class Registry:
     def profiled(self, member: Member, perf: PerfReport) -> None:
         """Record a member's performance profile."""
         member.perf = perf
+        self._tell(self._on_changed, member)
+
+    def has_adapters(self, member: Member, report: AdapterReport) -> None:
+        """Record which adapters a member has."""
+        member.adapters, member.most_adapters = frozenset(report.digests), report.most
         self._tell(self._on_changed, member)
 
     def ready(self, role: NodeRole) -> list[Member]:

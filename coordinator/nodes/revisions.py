@@ -30,13 +30,14 @@ class Revisions:
     def __init__(
         self,
         registry: Registry,
-        can_serve: Callable[[str], bool],
+        can_serve: Callable[[str, str], bool],
         shares: Mapping[str, float],
     ) -> None:
         """
         Args:
             registry: the nodes.
-            can_serve: whether there are ready nodes of a revision in all pools that are needed.
+            can_serve: whether there are ready nodes of a revision, with an adapter or "", in all
+                pools that are needed.
             shares: by the first characters of a revision; their sum is the whole. Empty: there is
                 one revision, that of the first node.
         """
@@ -93,7 +94,8 @@ class Revisions:
         """Return the revision that a new request is for; empty: any."""
         if not self.shares:
             return ""
-        served = [(r, self.share(r) or 0.0) for r in self.attached if self._can_serve(r)]
+        adapter = request.prompt.adapter
+        served = [(r, self.share(r) or 0.0) for r in self.attached if self._can_serve(r, adapter)]
         whole = sum(share for _, share in served)
         if whole == 0:
             return ""  # better served by what has no share than by nobody

@@ -26,8 +26,8 @@ class _Asked:
     answers: Sequence[RunningRequest]  # to one prompt, the first one first
     waits_for: set[tuple[Member, str]]  # (node, request id)
     then: Callable[[], None]
-    # The most that a node has emitted, and that node's revision, by request id.
-    emitted: dict[str, tuple[TokenEvent, str]] = field(default_factory=dict)
+    # The most that a node has emitted, that node's revision, and the adapter, by request id.
+    emitted: dict[str, tuple[TokenEvent, str, str]] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
 
@@ -74,7 +74,9 @@ class Claims:
         lacks_logprobs = running.request.sampling.logprobs is not None and not logprobs
         former = asked.emitted.get(message.request_id)
         is_more = len(message.token_ids) > (len(former[0].token_ids) if former else 0)
-        if is_more and not lacks_logprobs:
+        # The name of an adapter may stand for other bytes by now, but never for the model alone.
+        is_of_kind = bool(message.adapter) == bool(running.request.prompt.adapter)
+        if is_more and is_of_kind and not lacks_logprobs:
             event = TokenEvent(
                 request_id=message.request_id,
                 index=0,
@@ -85,7 +87,7 @@ class Claims:
                 accepted=message.accepted,
                 refused=message.refused,
             )
-            asked.emitted[message.request_id] = event, sender.hello.revision
+            asked.emitted[message.request_id] = event, sender.hello.revision, message.adapter
         self._heard(asked, {(sender, message.request_id)})
 
     def ended(self, running: RunningRequest) -> None:

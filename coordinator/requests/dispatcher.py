@@ -26,6 +26,7 @@ from coordinator.routing import Placement, Router
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import CancelLeg, Prefetch, Slo, TokenEvent
 from pdserve.shared.clock import Clock
+from pdserve.shared.errors import NoNodeAvailable
 
 _MOVES: Final = "it goes on elsewhere"
 
@@ -39,23 +40,36 @@ class Dispatcher:
         admission: Admission[RunningRequest],
         metrics: CoordinatorMetrics,
         clock: Clock,
+        adapter_missing: Callable[[str], None] = lambda digest: None,
     ) -> None:
+        """`adapter_missing` is called with the adapter of a request that no node has now."""
         # What is on nodes, by its id there; a stream that is being taken over is there twice.
         self.by_leg: dict[str, RunningRequest] = {}
         self._router = router
         self._admission = admission
         self._metrics = metrics
         self._clock = clock
+        self._adapter_missing = adapter_missing
 
     @property
     def can_route(self) -> bool:
         """Whether there are nodes that a request could go to."""
         return self._router.can_route()
 
+    def lacks_adapter(self, request: GenerationRequest) -> bool:
+        """Return whether a request could be sent, had nodes its adapter."""
+        adapter = request.prompt.adapter
+        return bool(adapter) and self.can_route and not self._router.can_route(adapter=adapter)
+
     def place(self, request: GenerationRequest, prompt: PromptHashes) -> Placement:
         """Return where the request would go now. Raises NoNodeAvailable."""
         started_s = perf_counter()
-        placement = self._router.place_hashed(request, prompt)
+        try:
+            placement = self._router.place_hashed(request, prompt)
+        except NoNodeAvailable:
+            if self.lacks_adapter(request):
+                self._adapter_missing(request.prompt.adapter)
+            raise
         self._metrics.decision.observe(perf_counter() - started_s)
         return placement
 

@@ -79,6 +79,8 @@ class WantedNodes:
     are_awaited: bool = False  # a request waits in line if there are none: some will be started
     # Whether a node of the pool was lost, and is being started again.
     comes_back: Callable[[NodeRole], bool] = lambda role: False
+    # Gets the digest of an adapter that a request needs, and no node has.
+    adapter_missing: Callable[[str], None] = lambda digest: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,9 @@ class Flow:
         self._running: dict[str, RunningRequest] = {}
         self._max_model_len: int | None = None
         self._prefix_watch = PrefixWatch(metrics, self._clock)
-        self._dispatcher = Dispatcher(router, admission, metrics, self._clock)
+        self._dispatcher = Dispatcher(
+            router, admission, metrics, self._clock, wanted.adapter_missing
+        )
         self._by_leg = self._dispatcher.by_leg
         self._resumes = Resumes(
             registry, self._dispatcher, metrics, self._clock, times.resume_s, wanted.comes_back
@@ -150,6 +154,7 @@ class Flow:
             self._clock,
             times.line_gap_s,
             waits_for_nodes=wanted.are_awaited,
+            wait_for_adapter=self._wait_for_adapter,
         )
         watch_line(admission.line, metrics)
         watch_nodes(registry, metrics)
@@ -185,6 +190,10 @@ class Flow:
     def max_inflight(self) -> int:
         """See Generator.max_inflight."""
         return self._admission.max_inflight
+
+    def uses(self, adapter: str) -> bool:
+        """Return whether a request in flight needs this adapter."""
+        return any(r.request.prompt.adapter == adapter for r in self._running.values())
 
     def is_ready(self) -> bool:
         """Return whether a request started now could be served, perhaps once nodes have come."""
@@ -241,11 +250,13 @@ class Flow:
         now_s = self._clock.now()
         deadline_s = min(request.deadline_s or self._request_s, self._request_s)
         decision: Decision
+        lacks_adapter: NoNodeAvailable | None = None
         try:
             placement = self._dispatcher.place(request, hashes)
-        except NoNodeAvailable:
+        except NoNodeAvailable as error:
             if not (self._wanted.are_awaited or request.wait_s):
                 raise
+            lacks_adapter = error if self._dispatcher.lacks_adapter(request) else None
             decision = self._admission.decide_without_nodes(request.slo, now_s, len(requests))
         else:
             decision = self._admission.decide(
@@ -263,7 +274,12 @@ class Flow:
         self._running |= {answer.request_id: answer for answer in answers}
         running, *running.siblings = answers
         self._metrics.prompt_tokens.inc(request.prompt.num_tokens)
-        if isinstance(decision, Wait):
+        if lacks_adapter is not None:
+            slo = request.slo
+            self._admission.will_follow((answer.request_id for answer in answers), slo)
+            if not request.is_claimable:
+                self._postpone(running, slo, lacks_adapter)
+        elif isinstance(decision, Wait):
             slo = self._admission.wait(running.request_id, running, request.slo, now_s)
             self._line_keeper.look()
         elif request.is_claimable:
@@ -276,6 +292,17 @@ class Flow:
             self._claims.ask(answers, partial(self._begin, answers, slo))
         self._process.on_load(len(self._running), len(self._admission.line))
         return answers
+
+    def _wait_for_adapter(self, running: RunningRequest, error: NoNodeAvailable) -> None:
+        """Have a request that was in line wait beside it until nodes have loaded its adapter."""
+        answers = [running, *running.siblings_to_begin]
+        self._admission.will_follow((answer.request_id for answer in answers), running.request.slo)
+        self._postpone(running, running.request.slo, error)
+
+    def _postpone(self, running: RunningRequest, slo: Slo, error: NoNodeAvailable) -> None:
+        lacks_adapter = self._dispatcher.lacks_adapter(running.request)
+        wait_s = (running.request.wait_s or self._request_s) if lacks_adapter else None
+        self._resumes.postpone(running, slo, error, wait_s)
 
     def _begin(self, answers: Sequence[RunningRequest], slo: Slo) -> None:
         """Send what no node had, when it is its turn, and what is to go on, now."""
@@ -297,7 +324,7 @@ class Flow:
         try:
             placement = self._dispatcher.place(running.request, running.hashes)
         except NoNodeAvailable as error:
-            self._resumes.postpone(running, slo, error)
+            self._postpone(running, slo, error)
             return
         self._dispatcher.dispatch(running, placement, self._dispatcher.slo_left(running, slo))
         self._moves.look()  # streams beside its prompt may be late

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 
@@ -90,8 +90,13 @@ class LineKeeper:
         gap_s: float = LINE_GAP_S,
         *,
         waits_for_nodes: bool = False,
+        wait_for_adapter: Callable[[RunningRequest, NoNodeAvailable], None],
     ) -> None:
-        """With `waits_for_nodes`, an empty pool is waited for until each call's deadline."""
+        """
+        With `waits_for_nodes`, an empty pool is waited for until each call's deadline. What lacks
+        no node but its adapter is given to `wait_for_adapter`, and holds nobody up.
+        """
+        self._wait_for_adapter = wait_for_adapter
         self._admission = admission
         self._dispatcher = dispatcher
         self._claims = claims
@@ -118,8 +123,12 @@ class LineKeeper:
         while (running := self._next()) is not None:
             try:
                 placement = self._dispatcher.place(running.request, running.hashes)
-            except NoNodeAvailable:
-                return  # the request waits for a node to return
+            except NoNodeAvailable as error:
+                if not self._dispatcher.lacks_adapter(running.request):
+                    return  # the request waits for a node to return
+                line.leave(running.request_id)
+                self._wait_for_adapter(running, error)
+                continue
             now_s = self._clock.now()
             decision = self._admission.reconsider(
                 running.slo_left(now_s), placement, now_s, _num_answers(running)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from coordinator.generation import Needs
 from coordinator.nodes.registry import Member, Registry
 from coordinator.requests.dispatcher import Dispatcher
 from coordinator.requests.running import Dispatch, RunningRequest
@@ -195,7 +196,8 @@ class Moves:
             return  # its prefetch was not waited for any longer
         move.timer.cancel()
         running = move.running
-        if self._runs_there(move) and move.target.is_ready and move.target in self._registry:
+        can_go = move.target in self._registry and _takes(move.target, running)
+        if self._runs_there(move) and can_go:
             began_s = self._clock.now()
             self._dispatcher.move(running, move.target)
             running.on_further = partial(self._moved, began_s)
@@ -208,6 +210,12 @@ class Moves:
     def _moved(self, began_s: float) -> None:
         """A stream has its first token of its new node."""
         self._metrics.move_pause.observe(self._clock.now() - began_s)
+
+
+def _takes(target: Member, running: RunningRequest) -> bool:
+    """Whether a node accepts a stream still, and has its adapter."""
+    adapter = running.request.prompt.adapter
+    return target.is_ready and target.serves(Needs(adapter=adapter))
 
 
 def _can_take_over(running: RunningRequest, target: Member) -> bool:

@@ -51,12 +51,18 @@ class _Trouble:
 
     since_s: float
     slo: Slo  # that it was admitted with
+    wait_s: float  # for which it waits for a node
     error: PdserveError  # the newest; ends the request if it cannot go on
     num_attempts: int = 0
     waits_since_s: float = 0.0  # for a node
     not_before_s: float = 0.0  # when it is sent again, at the earliest
     failures: set[str] = field(default_factory=set)  # which nodes have failed that had it
     tried_at: int = 0  # number of failures when it was tried alone; 0: it was not
+
+    @property
+    def waits_until_s(self) -> float:
+        """When it has waited for a node for too long."""
+        return self.waits_since_s + self.wait_s
 
 
 class Resumes:
@@ -127,12 +133,24 @@ class Resumes:
         self._wait(running)
         self.look()
 
-    def postpone(self, running: RunningRequest, slo: Slo, error: NoNodeAvailable) -> None:
+    def postpone(
+        self,
+        running: RunningRequest,
+        slo: Slo,
+        error: NoNodeAvailable,
+        wait_s: float | None = None,
+    ) -> None:
         """Send a request that was not sent when it was its turn, as soon as there is a node.
 
-        `slo` is the promise that it was admitted with.
+        Args:
+            running: is on no node.
+            slo: the promise that it was admitted with.
+            error: ends the request if no node comes.
+            wait_s: how long it waits for one; None: as those that go on.
         """
-        self._trouble_of(running, slo, error)
+        trouble = self._trouble_of(running, slo, error)
+        if wait_s is not None:
+            trouble.wait_s = wait_s
         self._wait(running)
         self.look()
 
@@ -159,7 +177,7 @@ class Resumes:
     def _trouble_of(self, running: RunningRequest, slo: Slo, error: PdserveError) -> _Trouble:
         trouble = self._troubles.get(running.request_id)
         if trouble is None:
-            trouble = _Trouble(self._clock.now(), slo, error)
+            trouble = _Trouble(self._clock.now(), slo, self._wait_s, error)
             self._troubles[running.request_id] = trouble
         trouble.error = error
         return trouble
@@ -228,18 +246,18 @@ class Resumes:
 
     def _end_overdue(self) -> None:
         """End what has waited for too long, and look again when the next one will have."""
-        begun_s, is_one_coming = self._clock.now() - self._wait_s, self._is_one_coming()
+        now_s, is_one_coming = self._clock.now(), self._is_one_coming()
         for request_id, running in list(self._waiting.items()):
             is_left = request_id in self._waiting  # it may have ended with another answer
-            is_overdue = is_left and self._troubles[request_id].waits_since_s <= begun_s
+            is_overdue = is_left and self._troubles[request_id].waits_until_s <= now_s
             if is_overdue and not is_one_coming:
                 self._end(running)
         if self._next_end is not None:
             self._next_end.cancel()
             self._next_end = None
         if self._waiting:
-            since_s = min(self._troubles[request_id].waits_since_s for request_id in self._waiting)
-            in_s = max(since_s - begun_s + _LATER_S, _LOOK_S if is_one_coming else 0.0)
+            until_s = min(self._troubles[request_id].waits_until_s for request_id in self._waiting)
+            in_s = max(until_s - now_s + _LATER_S, _LOOK_S if is_one_coming else 0.0)
             self._next_end = asyncio.get_running_loop().call_later(in_s, self.look)
 
     def _is_one_coming(self) -> bool:

@@ -265,11 +265,16 @@ class RunningRequest:
         self.dispatch, self.successor = successor.dispatch, None
         return successor.dispatch
 
-    def begin_with(self, event: TokenEvent, revision: str) -> None:
-        """Begin with what a node of `revision` has emitted for a lost coordinator, undispatched."""
+    def begin_with(self, event: TokenEvent, revision: str, adapter: str) -> None:
+        """Begin with what a node of `revision` has emitted for a lost coordinator, undispatched.
+
+        It goes on with the `adapter` that it began with, which its name may stand for no longer.
+        """
         if self._has_ended:
             return
         self._claimed_revision = revision
+        prompt = structs.replace(self.request.prompt, adapter=adapter)
+        self.request = replace(self.request, prompt=prompt)
         self.output_token_ids += event.token_ids
         self._keep(event)
         self._showing.show(event)

@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 import msgspec
 import numpy as np
 
+from coordinator.generation import Needs
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing.loads.ratios import Ratios
 from coordinator.routing.loads.slots import Floats, Ints, SlotArrays
@@ -99,6 +100,7 @@ TIER = "tier"  # in a node's transfer costs: loading from its own host tier
 # Assumed until a node has reported its profile: 10 Gbit/s Ethernet, and the default engine.
 PULL_GUESS = TransferCosts(transport="", fixed_s=0.005, bytes_per_s=1e9)
 PERF_GUESS = PerfReport(step=GUESS, token_budget=512, max_batch_size=64)
+ANY = Needs()  # what every node serves
 
 
 class Fleet(SlotArrays):
@@ -110,7 +112,8 @@ class Fleet(SlotArrays):
         self.tables = StepTables()
         self.tables.take(PERF_GUESS)  # its row is kept: filling it takes time
         self._perfs: list[PerfReport] = []  # by slot: the profiles in the arrays
-        self._ready: dict[tuple[NodeRole | None, str], Ints] = {}  # cache, by pool and revision
+        self._adapters: list[frozenset[str]] = []  # by slot: what its member had
+        self._ready: dict[tuple[NodeRole | None, Needs], Ints] = {}  # cache, by pool
         n = self.capacity
         self.role: Ints = np.zeros(n, np.int64)  # 0: not ready for legs
         self.is_silent = np.zeros(n, np.bool_)
@@ -144,29 +147,29 @@ class Fleet(SlotArrays):
         self.prefill_ratio = self._prefill_ratios.values
         self.decode_ratio = self._decode_ratios.values
 
-    def ready(self, role: NodeRole | None, revision: str = "") -> Ints:
+    def ready(self, role: NodeRole | None, needs: Needs = ANY) -> Ints:
         """Return the slots of a pool's members that accept new legs; None: of both pools.
 
-        Of those that serve a revision, if one is given. A member that is silent is only asked where
-        there is no other in its pool: it is late, or will soon be lost.
+        Of those that serve such needs. A member that is silent is only asked where there is no
+        other in its pool: it is late, or will soon be lost.
         """
-        slots = self._ready.get((role, revision))
+        slots = self._ready.get((role, needs))
         if slots is None:
             pools = NodeRole if role is None else (role,)
-            slots = np.sort(np.concatenate([self._heard_of(pool, revision) for pool in pools]))
-            self._ready[role, revision] = slots
+            slots = np.sort(np.concatenate([self._heard_of(pool, needs) for pool in pools]))
+            self._ready[role, needs] = slots
         return slots
 
-    def _heard_of(self, pool: NodeRole, revision: str) -> Ints:
-        slots = self.serving(np.flatnonzero(self.role == pool), revision)
+    def _heard_of(self, pool: NodeRole, needs: Needs) -> Ints:
+        slots = self.serving(np.flatnonzero(self.role == pool), needs)
         heard = slots[~self.is_silent[slots]]
         return heard if len(heard) else slots
 
-    def serving(self, slots: Ints, revision: str) -> Ints:
-        """Return those of the members' slots that serve a revision; empty: all of them."""
-        if not revision:
+    def serving(self, slots: Ints, needs: Needs) -> Ints:
+        """Return those of the members' slots that serve such needs."""
+        if needs == ANY:
             return slots
-        serves = [self.member(slot).hello.revision == revision for slot in slots.tolist()]
+        serves = [self.member(slot).serves(needs) for slot in slots.tolist()]
         return slots if all(serves) else slots[serves]
 
     def member(self, slot: int) -> Member:
@@ -202,6 +205,7 @@ class Fleet(SlotArrays):
         while slot >= len(self.members):
             self.members.append(None)
             self._perfs.append(PERF_GUESS)
+            self._adapters.append(frozenset())
         if self.members[slot] is not member:
             self.members[slot] = member
             self._perfs[slot] = PERF_GUESS
@@ -209,6 +213,8 @@ class Fleet(SlotArrays):
             self._describe(slot, member, PERF_GUESS)
         if member.perf is not self._perfs[slot] and member.perf is not None:
             self._profile(slot, member, member.perf)
+        if member.adapters != self._adapters[slot]:
+            self._adapters[slot], self._ready = member.adapters, {}
         load = member.load
         self._set_role(slot, int(member.role) if member.is_ready else 0, is_silent=member.is_silent)
         self._prefill_ratios.report(slot, load.prefill_ratio, self.row)

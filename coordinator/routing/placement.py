@@ -39,6 +39,7 @@ class Placement:
     uncached_tokens: int  # prompt tokens that the prefilling node does not hold
     output_tokens: int  # expected
     hits: Hits  # which nodes hold how much of the prompt
+    adapter: str = ""  # that its nodes have
     shares_prefill: bool = False  # the prompt is computed for another answer, or was for the stream
 
     @property

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.generation import GenerationRequest
+from coordinator.generation import GenerationRequest, Needs
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PrefixIndex, PromptHashes
 from coordinator.routing.candidates import Candidates, Job
-from coordinator.routing.fleet import Fleet
+from coordinator.routing.fleet import ANY, Fleet
 from coordinator.routing.flowing import Flowing, choose_start
 from coordinator.routing.loads.books import Booking, Books
 from coordinator.routing.loads.slots import Floats, Ints
@@ -68,15 +68,19 @@ class Router:
 
     # ---- placing -------------------------------------------------------------------------------
 
-    def can_route(self, revision: str = "") -> bool:
-        """Return whether there are ready nodes in all pools that the mode needs, of a revision."""
+    def can_route(self, revision: str = "", adapter: str = "") -> bool:
+        """Return whether there are ready nodes in all pools that the mode needs.
+
+        Of a revision, and with an adapter, if they are given.
+        """
+        needs = Needs(revision, adapter)
         match self.mode:
             case "disaggregated":
-                return len(self.fleet.serving(self.pairs.prefills_to_try(), revision)) > 0
+                return len(self.fleet.serving(self.pairs.prefills_to_try(adapter), needs)) > 0
             case "colocated" | "multiplexed":
-                return len(self.fleet.ready(NodeRole.DECODE, revision)) > 0
+                return len(self.fleet.ready(NodeRole.DECODE, needs)) > 0
             case "adaptive" | "flowing":
-                return len(self.fleet.ready(None, revision)) > 0
+                return len(self.fleet.ready(None, needs)) > 0
 
     def place(self, request: GenerationRequest) -> Placement:
         """Choose nodes for a request; one that wants a single token needs no decode node.
@@ -89,18 +93,18 @@ class Router:
 
     def place_hashed(self, request: GenerationRequest, prompt: PromptHashes) -> Placement:
         """Do the same as `place`, with block hashes of the prompt that may be computed already."""
-        if request.revision and not self.can_route(request.revision):
+        if request.revision and not self.can_route(*request.needs):
             request = replace(request, revision="")
         if len(self.fleet.ready(None)) == 0:
             raise NoNodeAvailable("no node is ready: try again shortly")
         outlook = self._outlook(request, prompt)
         if self.mode == "multiplexed":
-            return self._side_by_side(outlook, self._slots(NodeRole.DECODE, request.revision))
+            return self._side_by_side(outlook, self._slots(NodeRole.DECODE, request.needs))
         if request.output_token_ids:  # it goes on where it will decode: there is no token 1 to win
-            return self._local(outlook, self._slots(self._decode_role, request.revision))
+            return self._local(outlook, self._slots(self._decode_role, request.needs))
         match self.mode:
             case "colocated":
-                return self._local(outlook, self._slots(NodeRole.DECODE, request.revision))
+                return self._local(outlook, self._slots(NodeRole.DECODE, request.needs))
             case "disaggregated":
                 return self._pair(outlook)
             case "adaptive":
@@ -111,7 +115,7 @@ class Router:
 
     def place_elsewhere(self, request: GenerationRequest, prompt: PromptHashes) -> Placement | None:
         """Choose the node that a running stream could move to; None if none has a place for it."""
-        slots = self.fleet.ready(self._decode_role, request.revision)
+        slots = self.fleet.ready(self._decode_role, request.needs)
         if len(slots) == 0:
             return None
         outlook = self._outlook(request, prompt)
@@ -190,8 +194,9 @@ class Router:
     def _pair(self, outlook: Outlook) -> Placement:
         prefills = self._handing_off(outlook)
         if not (outlook.ends_with_token_1 or len(prefills)):
-            decodes = self.fleet.ready(NodeRole.DECODE, outlook.request.revision)
-            if len(decodes) and len(self.pairs.prefills_to_try()):  # but all of them fail now
+            adapter = outlook.request.prompt.adapter
+            decodes = self.fleet.ready(NodeRole.DECODE, outlook.request.needs)
+            if len(decodes) and len(self.pairs.prefills_to_try(adapter)):  # but all fail now
                 return self._local(outlook, decodes)
         costs = outlook.ttft_s, outlook.ttft_s, outlook.queue_s
         return self._handed_off(outlook, self._prefills(outlook, prefills), *costs)
@@ -209,12 +214,12 @@ class Router:
 
     def _adaptive(self, outlook: Outlook) -> Placement:
         """Choose between one node of either pool and a handoff as in disaggregated mode."""
-        revision = outlook.request.revision
-        anywhere = self._slots(None, revision)
+        needs = outlook.request.needs
+        anywhere = self._slots(None, needs)
         prefills = self._handing_off(outlook)
         if len(prefills) == 0:  # there is no pair
             return self._local(outlook, anywhere)
-        decodes = self.fleet.ready(NodeRole.DECODE, revision)
+        decodes = self.fleet.ready(NodeRole.DECODE, needs)
         looked_at = {
             *least(outlook.rough_cost, anywhere, FEW),
             *least(outlook.ttft_s, prefills, FEW),
@@ -233,11 +238,11 @@ class Router:
 
     def _flow(self, outlook: Outlook, flowing: Flowing) -> Placement:
         """Choose between a prefill node and a decode node to begin on."""
-        revision = outlook.request.revision
-        prefills = self.fleet.ready(NodeRole.PREFILL, revision)
-        decodes = self.fleet.ready(NodeRole.DECODE, revision)
+        needs = outlook.request.needs
+        prefills = self.fleet.ready(NodeRole.PREFILL, needs)
+        decodes = self.fleet.ready(NodeRole.DECODE, needs)
         if len(prefills) == 0 or len(decodes) == 0:
-            return self._local(outlook, self._slots(None, revision))
+            return self._local(outlook, self._slots(None, needs))
         near = OneNode(outlook, least(outlook.rough_cost, decodes, FEW))
         here = self._on_one_node(outlook, decodes, near)
         tokens = self._books.queues.tokens_with_others()
@@ -262,7 +267,11 @@ class Router:
         """Choose the decode node, given that `prefill` computes token 1 in `first_s`."""
         if outlook.ends_with_token_1:
             return self._placement(outlook, prefill, None, Times(first_s, 0.0), 0.0)
-        slots = self.pairs.decodes(prefill, tries=not outlook.request.was_interrupted)
+        slots = self.pairs.decodes(
+            prefill,
+            tries=not outlook.request.was_interrupted,
+            adapter=outlook.request.prompt.adapter,
+        )
         legs = self._books.decodes.legs_with_others()
         if len(slots) == 0:  # the prefill of another answer is there already
             raise NoNodeAvailable("no decode node that can pull its KV is ready: try again shortly")
@@ -305,33 +314,39 @@ class Router:
     def _decodes_for(self, placement: Placement) -> Ints:
         """Return the ready nodes that a request could decode on, if it were placed like this."""
         if self.mode != "adaptive" and placement.prefill is not None:
-            return self.pairs.decodes(placement.prefill.slot)
-        return self.fleet.ready(self._decode_role, placement.revision)
+            return self.pairs.decodes(placement.prefill.slot, adapter=placement.adapter)
+        needs = Needs(placement.revision, placement.adapter)
+        return self.fleet.ready(self._decode_role, needs)
 
     def _handing_off(self, outlook: Outlook) -> Ints:
-        """Return the prefill nodes of its revision from which handoffs work, or one may try."""
-        prefills = self.pairs.prefills(tries=not outlook.request.was_interrupted)
-        return self.fleet.serving(prefills, outlook.request.revision)
+        """Return the prefill nodes of its needs from which handoffs work, or one may try."""
+        request = outlook.request
+        prefills = self.pairs.prefills(
+            tries=not request.was_interrupted, adapter=request.prompt.adapter
+        )
+        return self.fleet.serving(prefills, request.needs)
 
     def _prefills(self, outlook: Outlook, prefills: Ints) -> Ints:
         """Return the prefill nodes that the request may go to; those are `_handing_off`."""
-        revision = outlook.request.revision
+        needs = outlook.request.needs
         if outlook.ends_with_token_1:
-            return self._slots(NodeRole.PREFILL, revision)
+            return self._slots(NodeRole.PREFILL, needs)
         if len(prefills) == 0:  # and none of a decode node that could serve it alone
-            prefills = self.fleet.serving(self.pairs.prefills_to_try(), revision)
+            prefills = self.fleet.serving(self.pairs.prefills_to_try(needs.adapter), needs)
         if len(prefills) == 0:
             for role in NodeRole:
-                self._slots(role)
+                self._slots(role, Needs(adapter=needs.adapter))
             raise self.pairs.obstacle()
         return prefills
 
-    def _slots(self, role: NodeRole | None, revision: str = "") -> Ints:
+    def _slots(self, role: NodeRole | None, needs: Needs = ANY) -> Ints:
         """Return the ready nodes of a pool, or of both."""
-        slots = self.fleet.ready(role, revision)
+        slots = self.fleet.ready(role, needs)
         if len(slots) == 0:
             attached = sum(1 for m in self._registry if role is None or m.role is role)
             name = f"{role.name.lower()} node" if role else "node"
+            if needs.adapter and len(self.fleet.ready(role)):
+                raise NoNodeAvailable(f"no {name} has loaded the adapter yet: try again shortly")
             raise NoNodeAvailable(f"no {name} is ready ({attached} attached): try again shortly")
         return slots
 
@@ -361,4 +376,5 @@ class Router:
             uncached_tokens=outlook.num_tokens - outlook.held(prefills),
             output_tokens=outlook.output_tokens,
             hits=outlook.hits,
+            adapter=outlook.request.prompt.adapter,
         )

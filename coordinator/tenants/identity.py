@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 import msgspec
@@ -25,12 +26,18 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # its fair share among others
     requests_per_minute: PerMinute = 0  # 0: no limit
     tokens_per_minute: PerMinute = 0  # prompt and output together; 0: no limit
+    adapters: list[str] = []  # names that it may use, as "sql-*"; empty: all
+    max_adapters: Annotated[int, Meta(ge=0)] = 0  # that it may load itself; 0: none
     cache_group: str = ""  # tenants of one group share cached prefixes; empty: a group of its own
 
     @property
     def salt(self) -> str:
         """The salt that separates its cached prefixes from those of others."""
         return self.cache_group or self.name
+
+    def may_use(self, adapter: str) -> bool:
+        """Return whether it may use the adapter of a name."""
+        return not self.adapters or any(fnmatchcase(adapter, one) for one in self.adapters)
 
     def cache_salt(self, asked: str) -> str:
         """Return the cache salt of a request, which may ask for further separation (`asked`)."""

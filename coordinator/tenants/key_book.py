@@ -10,6 +10,8 @@ tokens_per_minute = 200000
 keys = ["sha256:..."]
 classes = ["batch"]
 weight = 0.5
+adapters = ["nightly-*"]         # that it may use; it may load two itself
+max_adapters = 2
 """
 
 from __future__ import annotations

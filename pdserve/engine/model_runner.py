@@ -73,6 +73,11 @@ class ModelRunner:
         self.taps: Sequence[int] = ()  # layers before which rows of decodes are copied out
         self._tapped: list[tuple[Request, int, Tensor]] = []
 
+    @property
+    def model(self) -> Decoder:
+        """What computes its steps."""
+        return self._model
+
     def beside(self, grammars: GrammarProgress) -> ModelRunner:
         """Return another one of the same model and pool, whose steps may run beside these.
 

@@ -16,6 +16,7 @@ from kv_transfer.memory import KvPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
+from pdserve.engine.adapters.store import Adapters
 from pdserve.engine.drafts.heads.eagle3 import Eagle3Head
 from pdserve.engine.drafts.heads.source import HeadSource
 from pdserve.engine.drafts.model.draft_model import DraftModel
@@ -27,10 +28,13 @@ from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import CouldFetch, Victims, make_headroom
 from pdserve.engine.model_runner import ModelRunner
+from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.request import Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
+from pdserve.node.adapters import NodeAdapters
 from pdserve.node.legs import Legs
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.fetch import PrefixFetcher
@@ -49,8 +53,9 @@ from pdserve.node.roles import NodeParts
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.start.model import NodeModel, grammar_compiler
 from pdserve.protocol import NodeRole, NodeState
-from pdserve.settings.config import NodeConfig, PolicyConfig
+from pdserve.settings.config import EngineConfig, NodeConfig, PolicyConfig
 from pdserve.settings.speculation import asks, no_drafts
+from pdserve.settings.values import parse_bytes
 from pdserve.shared.clock import Clock, SystemClock
 from pdserve.shared.simulated_link import link_between, parse_link
 from pdserve.wire.security import Security
@@ -149,6 +154,7 @@ def make_parts(
     )
     fetcher = PrefixFetcher(fetch_parts, offers, config.timeouts.prefix_s)
     watch_prefix_fetches(metrics, fetcher.statistics)
+    legs, prompt_engine = Legs(), _engine_beside(engine) if config.multiplexed else None
     return NodeParts(
         config=config,
         node_id=node_id,
@@ -156,7 +162,13 @@ def make_parts(
         clock=clock,
         pool=pool,
         engine=engine,
-        legs=Legs(),
+        legs=legs,
+        adapters=NodeAdapters(
+            legs,
+            config.engine.max_adapters,
+            parse_bytes(config.engine.adapter_memory),
+            partial(_steps_done, engine, prompt_engine),
+        ),
         sessions=sessions,
         preparation=Preparation(fetcher, model.compiler, engine),
         max_model_len=model.max_model_len,
@@ -173,14 +185,18 @@ def make_parts(
         headroom=fetch_parts.headroom,
         speculation=speculation,
         tier=tier,
-        prompt_engine=_engine_beside(engine) if config.multiplexed else None,
+        prompt_engine=prompt_engine,
     )
 
 
 def use_loaded(
     parts: NodeParts, runner: ModelRunner, draft: DraftModel | Eagle3Head | None
 ) -> None:
-    """Have the engine wait for masks of grammars, and drafts follow them and a draft model."""
+    """Have the engine wait for masks of grammars, and drafts follow them and a draft model.
+
+    Adapters can be loaded from now on.
+    """
+    parts.adapters.begin(_adapter_store(runner.model, parts.config.engine))
     engine, config, step_s = parts.engine, parts.config, parts.perf.step_s
     engine.hold = partial(runner.grammars.hold, wake=engine.wake)
     parts.speculation.follow(runner.grammars, forces=asks(config.speculation, "grammar"))
@@ -245,6 +261,19 @@ def _make_engine(
     queues = Queues(pool, clock, headroom, victims, could_fetch)
     watch_preemptions(metrics, queues.preemptions.statistics)
     return Engine(queues, NoPolicy(), model.eos_token_ids)
+
+
+def _adapter_store(model: Decoder, engine: EngineConfig) -> Adapters:
+    """Return the adapters of a model, with room for one that others then leave for."""
+    most_bytes = 2 * parse_bytes(engine.adapter_memory)
+    return Adapters(ModelPlan.of(model.config), model, engine.max_adapters + 1, most_bytes)
+
+
+async def _steps_done(*engines: Engine | None) -> None:
+    """Wait for the steps that are under way, and those that follow them already."""
+    for engine in engines:
+        if engine is not None:
+            await engine.in_thread(lambda: None)
 
 
 def _engine_beside(engine: Engine) -> Engine:

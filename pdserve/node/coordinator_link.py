@@ -22,12 +22,14 @@ from pdserve.protocol import (
     DecodeLeg,
     Drain,
     DrainSeen,
+    LoadAdapter,
     LoadReport,
     NodeHello,
     NodeRole,
     Prefetch,
     PrefillLeg,
     SetRole,
+    UnloadAdapter,
     Welcome,
 )
 from pdserve.protocol.version import check_protocol
@@ -78,6 +80,14 @@ class LegReceiver(Protocol):
 
     def drain(self) -> None:
         """Begin to drain, as after SIGTERM."""
+        ...
+
+    def load_adapter(self, order: LoadAdapter, link: CoordinatorLink) -> None:
+        """Load an adapter, keep it for this coordinator, and say what came of it."""
+        ...
+
+    def unload_adapter(self, digest: str, link: CoordinatorLink) -> None:
+        """Keep an adapter no longer for this coordinator."""
         ...
 
     def coordinator_lost(self, link: CoordinatorLink) -> None:
@@ -231,6 +241,10 @@ class CoordinatorLink:
                 self._receiver.set_role(role)
             case Drain():
                 self._receiver.drain()
+            case LoadAdapter():
+                self._receiver.load_adapter(message, self)
+            case UnloadAdapter(digest=digest):
+                self._receiver.unload_adapter(digest, self)
             case DrainSeen():
                 self._drain_seen.set()
             case other:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from pdserve.engine.prompt_results.work import PromptWork
@@ -183,6 +183,8 @@ class Legs:
         self._links: dict[str, Sender] = {}  # request_id |-> coordinator to answer
         self._claimable: set[str] = set()
         self._traceparents: dict[str, str] = {}  # of legs whose call is recorded
+        self._adapters: dict[str, str] = {}  # of legs that have one
+        self.on_closed: Callable[[str], None] = lambda adapter: None  # that a closed leg had
         self._batches = _no_batches()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -194,7 +196,13 @@ class Legs:
         return request_id in self._links
 
     def open(
-        self, request_id: str, link: Sender, *, is_claimable: bool = False, traceparent: str = ""
+        self,
+        request_id: str,
+        link: Sender,
+        *,
+        is_claimable: bool = False,
+        traceparent: str = "",
+        adapter: str = "",
     ) -> None:
         """Add a leg whose answers go to `link`; see DecodeLeg for the others."""
         self._links[request_id] = link
@@ -203,6 +211,12 @@ class Legs:
             self._claimable.add(request_id)
         if traceparent:
             self._traceparents[request_id] = traceparent
+        if adapter:
+            self._adapters[request_id] = adapter
+
+    def has_adapter(self, digest: str) -> bool:
+        """Whether a leg in progress has this adapter."""
+        return digest in self._adapters.values()
 
     def is_claimable(self, request_id: str) -> bool:
         """Whether a leg may outlive its coordinator."""
@@ -220,6 +234,8 @@ class Legs:
             self._claimable.discard(request_id)
             self.scores.forget(request_id)
         self._traceparents.pop(request_id, None)
+        if adapter := self._adapters.pop(request_id, ""):
+            self.on_closed(adapter)
         if not self._links:
             self._is_empty.set()
         return link

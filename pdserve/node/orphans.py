@@ -122,6 +122,7 @@ class Orphans:
                 logprobs=self._legs.scores.of(orphan.leg_id),
                 accepted=orphan.request.num_accepted,
                 refused=orphan.request.num_refused,
+                adapter=orphan.request.prompt.adapter,
             )
         link.send(answer)
         if orphan is not None:

@@ -20,6 +20,7 @@ from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Policy
 from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
+from pdserve.node.adapters import NodeAdapters
 from pdserve.node.legs import Legs
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.headroom import Headroom
@@ -57,6 +58,7 @@ class NodeParts:
     pull_costs: PullCosts  # compared with those of computing
     headroom: Headroom  # of the pool, for prefixes
     speculation: Speculation
+    adapters: NodeAdapters
     tier: NodeTier | None = None  # None: evicted prefixes are lost
     prompt_engine: Engine | None = None  # computes prompts beside `engine`; None: that does both
     short_len: int = 0  # as NodeHello

@@ -189,6 +189,7 @@ class Node:
         services.on_step(samples.stepped)
         parts.pull_costs.on_pull(samples.pulled)
         self._links: list[CoordinatorLink] = []
+        parts.adapters.on_change = self._tell_adapters
         reads = readers_of(self._links, config.timeouts, self._security, parts.clock)
         self._metrics_server = MetricsServer(
             parts.metrics.pieces, samples.since, self._probed_state, reads, self._security.tls_dir
@@ -426,6 +427,7 @@ class Node:
     def _attached(self, link: CoordinatorLink) -> None:
         self._perf_feed.attached(link)
         self._kv_events.attached(link)
+        link.send(self._parts.adapters.told())
         self._report_load()  # the others share the node with one more
 
     def _note_busy(self, report: StepReport) -> None:
@@ -451,6 +453,10 @@ class Node:
     def _given_role(self) -> None:
         self._standby.role_given()
         self._report_load()
+
+    def _tell_adapters(self) -> None:
+        for link in self._links:
+            link.send(self._parts.adapters.told())
 
     def _report_load(self) -> None:
         """Send a load report to all coordinators, without waiting for the next heartbeat."""

@@ -26,6 +26,7 @@ from pdserve.protocol import (
     Claim,
     DecodeLeg,
     LegFailed,
+    LoadAdapter,
     NodeRole,
     NodeState,
     Prefetch,
@@ -184,6 +185,15 @@ class Services:
         for request_id in self.legs.of(link):
             if not self._orphans.take_in(request_id):
                 self.cancel_leg(request_id, "its coordinator is gone")
+        self._parts.adapters.coordinator_lost(link)
+
+    def load_adapter(self, order: LoadAdapter, link: Sender) -> None:
+        """As LegReceiver.load_adapter."""
+        self._parts.adapters.load(order, link)
+
+    def unload_adapter(self, digest: str, link: Sender) -> None:
+        """As LegReceiver.unload_adapter."""
+        self._parts.adapters.unload(digest, link)
 
     def drain(self) -> None:
         """As LegReceiver.drain."""
@@ -254,6 +264,7 @@ class Services:
 
     async def close(self) -> None:
         """Give up all that is not in the engine yet, and close the sessions."""
+        await self._parts.adapters.close()
         await self._parts.preparation.close()
         await self.sessions.close()
 
@@ -266,7 +277,14 @@ class Services:
             return False
         is_claimable = isinstance(leg, DecodeLeg) and leg.is_claimable
         for request_id in leg.request_ids:
-            self.legs.open(request_id, link, is_claimable=is_claimable, traceparent=leg.traceparent)
+            self.legs.open(
+                request_id,
+                link,
+                is_claimable=is_claimable,
+                traceparent=leg.traceparent,
+                adapter=leg.prompt.adapter,
+            )
+        self._parts.adapters.used(leg.prompt.adapter)
         if isinstance(leg, DecodeLeg) and is_claimable and leg.sampling.logprobs is not None:
             num_emitted = len(leg.output_token_ids)
             self.legs.scores.open(leg.request_id, leg.output_logprobs, num_emitted)
@@ -290,11 +308,13 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
 
     Raises:
         NoNodeAvailable: the node is still loading its model.
+        AdapterNotLoaded: it has not loaded the request's adapter.
         ContextLengthExceeded: the request could outgrow the pool.
         InvalidRequest: its id is in use, or it makes no sense for this model.
         MalformedMessage: its log-probabilities make no sense.
     """
     num_tokens, max_model_len = leg.prompt.num_tokens, parts.max_model_len
+    parts.adapters.expect(leg.prompt.adapter)
     if parts.state() is NodeState.LOADING:
         raise NoNodeAvailable("a node is still loading its model: try again shortly")
     known = next((request_id for request_id in leg.request_ids if request_id in parts.legs), None)

@@ -3,6 +3,7 @@
     requests.py   a request: its prompt, sampling parameters and promises
     nodes.py      coordinator <-> node: identity, state and load of a node; what its steps cost
     legs.py       coordinator <-> node: the legs of a request, and their tokens
+    adapters.py   coordinator <-> node: which adapters a node has
     scores.py     node -> coordinator: log-probabilities of a prompt
     session.py    node <-> node: handoffs and prefixes
     version.py    which builds understand each other
@@ -13,6 +14,12 @@ converted in one place, `pdserve/wire/convert.py`. One is JSON for clients inste
     status.py     coordinator -> anybody: the cluster's status, from `GET /status`
 """
 
+from pdserve.protocol.adapters import (
+    AdapterLoaded,
+    AdapterReport,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from pdserve.protocol.legs import (
     CancelLeg,
     Claim,
@@ -80,6 +87,8 @@ from pdserve.protocol.session import (
 )
 
 __all__ = [
+    "AdapterLoaded",
+    "AdapterReport",
     "Announcement",
     "BadWord",
     "CancelLeg",
@@ -98,6 +107,7 @@ __all__ = [
     "KvTier",
     "LegFailed",
     "LinkState",
+    "LoadAdapter",
     "LoadReport",
     "Message",
     "NodeAddress",
@@ -133,6 +143,7 @@ __all__ = [
     "TransferCosts",
     "TransportOffer",
     "TransportReach",
+    "UnloadAdapter",
     "Welcome",
     "is_long",
 ]

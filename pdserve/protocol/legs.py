@@ -151,6 +151,7 @@ class Claimed(Message, frozen=True):
     logprobs: PromptLogprobs | None = None  # of all these tokens, if the request asks for them
     accepted: int = 0  # of these tokens: drafts
     refused: int = 0  # drafts that were wrong
+    adapter: str = ""  # that has computed them, which its name may stand for no longer
 
 
 class CancelLeg(Message, frozen=True):

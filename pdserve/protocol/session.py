@@ -139,6 +139,7 @@ class HandoffRecord(Message, frozen=True):
     subscription_id: str = ""
     made_s: float = 0.0  # when the record was made, on the same clock
     written_s: float = 0.0  # when it was written to the session; 0: not yet
+    adapter: str = ""  # that has computed the KV: the puller's leg has the same
 
 
 class HandoffEnded(Message, frozen=True):

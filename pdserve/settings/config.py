@@ -29,7 +29,7 @@ from pdserve.settings.struct import (
 )
 from pdserve.settings.timeouts import CoordinatorTimeouts, NodeTimeouts
 from pdserve.settings.tracing import TracingConfig
-from pdserve.settings.values import parse_shares
+from pdserve.settings.values import parse_adapters, parse_shares
 from pdserve.shared.addresses import check_addresses, check_own_host
 from pdserve.shared.costs import DESCRIPTION, Prices
 from pdserve.shared.entry_points import PolicyKind
@@ -98,6 +98,18 @@ class CheckpointConfig(WeightsConfig, frozen=True):
     served_model_name: Annotated[
         str | None, Meta(description="model name for clients (default: its own)")
     ] = None
+    adapters: Annotated[
+        list[str],
+        Meta(
+            description="NAME=PATH of a LoRA adapter to serve from the start, in a folder of the "
+            "nodes",
+            extra=WHOLE,
+        ),
+    ] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, where an adapter lacks name or path."""
+        parse_adapters(self.adapters)
 
 
 class EngineConfig(ConfigStruct, frozen=True):
@@ -177,6 +189,10 @@ class EngineConfig(ConfigStruct, frozen=True):
         Count, Meta(description="maximum tokens computed in a step", extra={"unit": "tokens"})
     ] = 512
     max_batch_size: Annotated[Requests, Meta(description="maximum requests in a step")] = 64
+    max_adapters: Annotated[
+        Count, Meta(description="maximum adapters loaded at a time; unused ones leave for others")
+    ] = 32
+    adapter_memory: Annotated[Size, Meta(description="memory for loaded adapters")] = "4GiB"
     packed_limit: Annotated[
         Size, Meta(description='size of the cache of packed weights, such as "64GiB"; 0: no cache')
     ] = "64GiB"

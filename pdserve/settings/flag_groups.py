@@ -16,6 +16,7 @@ CLUSTER: Final[Groups] = {
         "model",
         "models",
         "served_model_name",
+        "adapters",
         "dtype",
         "quantization",
         "kv_dtype",
@@ -29,7 +30,15 @@ CLUSTER: Final[Groups] = {
 
 COORDINATOR: Final[Groups] = {
     "pools": ("mode", "router", "rebalance"),
-    "model": ("model", "models", "revision", "served_model_name", "tool_format", "split_reasoning"),
+    "model": (
+        "model",
+        "models",
+        "revision",
+        "served_model_name",
+        "adapters",
+        "tool_format",
+        "split_reasoning",
+    ),
     "network": ("host", "port", "grpc_host", "grpc_port"),
     "promises and limits": (
         "slo_classes",

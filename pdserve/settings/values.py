@@ -78,3 +78,20 @@ def parse_shares(texts: Sequence[str]) -> dict[str, float]:
         if not name or not 0 <= shares[name] < inf:
             raise ValueError(f"{text!r} is no share: write REVISION=SHARE, such as 4f0c=0.9")
     return shares
+
+
+def parse_adapters(texts: Sequence[str]) -> dict[str, str]:
+    """Return the paths of adapters by their names.
+
+    Raises:
+        ValueError: a text is not of the form NAME=PATH, or two have one name; says which.
+    """
+    paths: dict[str, str] = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        if not (name and path):
+            raise ValueError(f"{text!r} is no adapter: write NAME=PATH")
+        if name in paths:
+            raise ValueError(f"two adapters are named {name!r}: {paths[name]} and {path}")
+        paths[name] = path
+    return paths

@@ -18,6 +18,7 @@
     │   ├── KvBudgetTooSmall         not even one request of max_model_len fits
     │   ├── OutOfBlocks              the block pool cannot serve an allocation now
     │   ├── BuffersFull              no memory for a request's body now
+    │   ├── AdaptersFull             no place for one more adapter now
     │   ├── StoreUnavailable         what a call stores cannot be written to disk
     │   └── Overloaded               refused before any work was done; try later
     │       ├── SloUnreachable       it would miss a promise of its class
@@ -185,6 +186,12 @@ class BuffersFull(CapacityError):
     """The memory for the bodies of requests is full; slow senders are ended first."""
 
     code = "buffers_full"
+
+
+class AdaptersFull(CapacityError):
+    """As many adapters are known, or loaded and in use, as may be."""
+
+    code = "adapters_full"
 
 
 class StoreUnavailable(CapacityError):

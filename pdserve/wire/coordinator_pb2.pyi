@@ -32,7 +32,7 @@ class CoordinatorMessages(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[CoordinatorMessage, _Mapping]]] = ...) -> None: ...
 
 class NodeMessage(_message.Message):
-    __slots__ = ("hello", "load", "tokens", "failed", "kv_events", "perf", "prefetched", "claimed")
+    __slots__ = ("hello", "load", "tokens", "failed", "kv_events", "perf", "prefetched", "claimed", "adapter_loaded", "adapters")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,8 @@ class NodeMessage(_message.Message):
     PERF_FIELD_NUMBER: _ClassVar[int]
     PREFETCHED_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LOADED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     hello: _messages_pb2.NodeHello
     load: _messages_pb2.LoadReport
     tokens: _messages_pb2.TokenBatch
@@ -49,10 +51,12 @@ class NodeMessage(_message.Message):
     perf: _messages_pb2.PerfReport
     prefetched: _messages_pb2.Prefetched
     claimed: _messages_pb2.Claimed
-    def __init__(self, hello: _Optional[_Union[_messages_pb2.NodeHello, _Mapping]] = ..., load: _Optional[_Union[_messages_pb2.LoadReport, _Mapping]] = ..., tokens: _Optional[_Union[_messages_pb2.TokenBatch, _Mapping]] = ..., failed: _Optional[_Union[_messages_pb2.LegFailed, _Mapping]] = ..., kv_events: _Optional[_Union[_messages_pb2.KvEvents, _Mapping]] = ..., perf: _Optional[_Union[_messages_pb2.PerfReport, _Mapping]] = ..., prefetched: _Optional[_Union[_messages_pb2.Prefetched, _Mapping]] = ..., claimed: _Optional[_Union[_messages_pb2.Claimed, _Mapping]] = ...) -> None: ...
+    adapter_loaded: _messages_pb2.AdapterLoaded
+    adapters: _messages_pb2.AdapterReport
+    def __init__(self, hello: _Optional[_Union[_messages_pb2.NodeHello, _Mapping]] = ..., load: _Optional[_Union[_messages_pb2.LoadReport, _Mapping]] = ..., tokens: _Optional[_Union[_messages_pb2.TokenBatch, _Mapping]] = ..., failed: _Optional[_Union[_messages_pb2.LegFailed, _Mapping]] = ..., kv_events: _Optional[_Union[_messages_pb2.KvEvents, _Mapping]] = ..., perf: _Optional[_Union[_messages_pb2.PerfReport, _Mapping]] = ..., prefetched: _Optional[_Union[_messages_pb2.Prefetched, _Mapping]] = ..., claimed: _Optional[_Union[_messages_pb2.Claimed, _Mapping]] = ..., adapter_loaded: _Optional[_Union[_messages_pb2.AdapterLoaded, _Mapping]] = ..., adapters: _Optional[_Union[_messages_pb2.AdapterReport, _Mapping]] = ...) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("welcome", "prefill", "decode", "cancel", "drain_seen", "set_role", "prefetch", "claim", "drain")
+    __slots__ = ("welcome", "prefill", "decode", "cancel", "drain_seen", "set_role", "prefetch", "claim", "drain", "load_adapter", "unload_adapter")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +66,8 @@ class CoordinatorMessage(_message.Message):
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     welcome: _messages_pb2.Welcome
     prefill: _messages_pb2.PrefillLeg
     decode: _messages_pb2.DecodeLeg
@@ -71,4 +77,6 @@ class CoordinatorMessage(_message.Message):
     prefetch: _messages_pb2.Prefetch
     claim: _messages_pb2.Claim
     drain: _messages_pb2.Drain
-    def __init__(self, welcome: _Optional[_Union[_messages_pb2.Welcome, _Mapping]] = ..., prefill: _Optional[_Union[_messages_pb2.PrefillLeg, _Mapping]] = ..., decode: _Optional[_Union[_messages_pb2.DecodeLeg, _Mapping]] = ..., cancel: _Optional[_Union[_messages_pb2.CancelLeg, _Mapping]] = ..., drain_seen: _Optional[_Union[_messages_pb2.DrainSeen, _Mapping]] = ..., set_role: _Optional[_Union[_messages_pb2.SetRole, _Mapping]] = ..., prefetch: _Optional[_Union[_messages_pb2.Prefetch, _Mapping]] = ..., claim: _Optional[_Union[_messages_pb2.Claim, _Mapping]] = ..., drain: _Optional[_Union[_messages_pb2.Drain, _Mapping]] = ...) -> None: ...
+    load_adapter: _messages_pb2.LoadAdapter
+    unload_adapter: _messages_pb2.UnloadAdapter
+    def __init__(self, welcome: _Optional[_Union[_messages_pb2.Welcome, _Mapping]] = ..., prefill: _Optional[_Union[_messages_pb2.PrefillLeg, _Mapping]] = ..., decode: _Optional[_Union[_messages_pb2.DecodeLeg, _Mapping]] = ..., cancel: _Optional[_Union[_messages_pb2.CancelLeg, _Mapping]] = ..., drain_seen: _Optional[_Union[_messages_pb2.DrainSeen, _Mapping]] = ..., set_role: _Optional[_Union[_messages_pb2.SetRole, _Mapping]] = ..., prefetch: _Optional[_Union[_messages_pb2.Prefetch, _Mapping]] = ..., claim: _Optional[_Union[_messages_pb2.Claim, _Mapping]] = ..., drain: _Optional[_Union[_messages_pb2.Drain, _Mapping]] = ..., load_adapter: _Optional[_Union[_messages_pb2.LoadAdapter, _Mapping]] = ..., unload_adapter: _Optional[_Union[_messages_pb2.UnloadAdapter, _Mapping]] = ...) -> None: ...

@@ -15,6 +15,8 @@ FROM_NODE = Envelope(
         "perf": protocol.PerfReport,
         "prefetched": protocol.Prefetched,
         "claimed": protocol.Claimed,
+        "adapter_loaded": protocol.AdapterLoaded,
+        "adapters": protocol.AdapterReport,
     },
 )
 FROM_COORDINATOR = Envelope(
@@ -29,6 +31,8 @@ FROM_COORDINATOR = Envelope(
         "prefetch": protocol.Prefetch,
         "claim": protocol.Claim,
         "drain": protocol.Drain,
+        "load_adapter": protocol.LoadAdapter,
+        "unload_adapter": protocol.UnloadAdapter,
     },
 )
 FROM_PULLER = Envelope(

@@ -296,7 +296,7 @@ class Claim(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class Claimed(_message.Message):
-    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs", "accepted", "refused")
+    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs", "accepted", "refused", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +304,7 @@ class Claimed(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: int
@@ -311,7 +312,46 @@ class Claimed(_message.Message):
     logprobs: PromptLogprobs
     accepted: int
     refused: int
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., accepted: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., accepted: _Optional[int] = ..., refused: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
+
+class LoadAdapter(_message.Message):
+    __slots__ = ("order_id", "path", "digest")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    order_id: str
+    path: str
+    digest: str
+    def __init__(self, order_id: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class AdapterLoaded(_message.Message):
+    __slots__ = ("order_id", "digest", "num_bytes", "code", "message")
+    ORDER_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    order_id: str
+    digest: str
+    num_bytes: int
+    code: str
+    message: str
+    def __init__(self, order_id: _Optional[str] = ..., digest: _Optional[str] = ..., num_bytes: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class UnloadAdapter(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    def __init__(self, digest: _Optional[str] = ...) -> None: ...
+
+class AdapterReport(_message.Message):
+    __slots__ = ("digests", "most")
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[str]
+    most: int
+    def __init__(self, digests: _Optional[_Iterable[str]] = ..., most: _Optional[int] = ...) -> None: ...
 
 class CancelLeg(_message.Message):
     __slots__ = ("request_id", "reason")
@@ -704,7 +744,7 @@ class Announcement(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., is_restart: bool = ..., subscription_id: _Optional[str] = ...) -> None: ...
 
 class HandoffRecord(_message.Message):
-    __slots__ = ("request_id", "num_tokens", "token_ids", "logprobs", "cached_tokens", "prefill_end_s", "ticket", "subscription_id", "made_s", "written_s")
+    __slots__ = ("request_id", "num_tokens", "token_ids", "logprobs", "cached_tokens", "prefill_end_s", "ticket", "subscription_id", "made_s", "written_s", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -715,6 +755,7 @@ class HandoffRecord(_message.Message):
     SUBSCRIPTION_ID_FIELD_NUMBER: _ClassVar[int]
     MADE_S_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_S_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     num_tokens: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -725,7 +766,8 @@ class HandoffRecord(_message.Message):
     subscription_id: str
     made_s: float
     written_s: float
-    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_end_s: _Optional[float] = ..., ticket: _Optional[bytes] = ..., subscription_id: _Optional[str] = ..., made_s: _Optional[float] = ..., written_s: _Optional[float] = ...) -> None: ...
+    adapter: str
+    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_end_s: _Optional[float] = ..., ticket: _Optional[bytes] = ..., subscription_id: _Optional[str] = ..., made_s: _Optional[float] = ..., written_s: _Optional[float] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class HandoffEnded(_message.Message):
     __slots__ = ("request_id", "code", "message", "subscription_id")

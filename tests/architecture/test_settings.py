@@ -60,6 +60,7 @@ OF_A_FORM = {  # of those that are texts: other policies may be installed
     "routing.price": ["decode=2"],
     "handoff.links": ["* * delay=1"],
     "speculation.sources": ["text"],
+    "checkpoint.adapters": ["sql=/models/sql"],
     "engine.rank_hosts": ["10.0.0.2:7100"],
 }
 

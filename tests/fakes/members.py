@@ -36,6 +36,7 @@ def made_flow(
     times: FlowTimes = TIMES,
     on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
     waits_for_nodes: bool = False,
+    adapter_missing: Callable[[str], None] = lambda digest: None,
 ) -> Flow:
     """A flow of requests for the model "m"."""
     metrics = metrics or CoordinatorMetrics()
@@ -47,7 +48,7 @@ def made_flow(
         model="m",
         times=times,
         clock=clock,
-        wanted=WantedNodes(are_awaited=waits_for_nodes),
+        wanted=WantedNodes(are_awaited=waits_for_nodes, adapter_missing=adapter_missing),
         process=FlowProcess(on_ended=on_ended),
     )
 

@@ -203,8 +203,8 @@ class Model(Struct, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "pdserve"
-    root: str  # for compatibility with other servers; always equal to `id`
-    parent: None = None
+    root: str  # of an adapter, the folder that it is from; else equal to `id`
+    parent: str | None = None  # of an adapter, the model
     max_model_len: int | None = None
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from coordinator.api.answer.bodies import json_answer
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.messages.objects import ModelPage, ModelShown
-from coordinator.models.model import Catalog
+from coordinator.models.model import Model
 from pdserve.shared.errors import InvalidRequest
 
 _DEFAULT, _MOST = 20, 1000  # names on a page
@@ -17,9 +17,11 @@ _DEFAULT, _MOST = 20, 1000  # names on a page
 
 async def list_models(request: web.Request) -> web.Response:
     """List the names of the served models, page by page."""
-    models, owner = request.app[CONTEXT].models, request[TRACE].owner
+    context, trace = request.app[CONTEXT], request[TRACE]
     limit = _limit(request.query.get("limit"))
-    all_names = names = models.names(owner)
+    adapters = context.models.adapters(trace.owner, trace.tenant.may_use)
+    names = context.models.names(trace.owner) + [adapter.name for adapter in adapters]
+    all_names = names
     before, after = request.query.get("before_id"), request.query.get("after_id")
     if before in names:
         names = names[: names.index(before)]
@@ -27,7 +29,7 @@ async def list_models(request: web.Request) -> web.Response:
         names = names[names.index(after) + 1 :]
     shown = names[-limit:] if before in all_names else names[:limit]
     page = ModelPage(
-        data=[_shown(models, name, owner) for name in shown],
+        data=[_shown(context.model_of(name, trace), name) for name in shown],
         has_more=len(shown) < len(names),
         first_id=shown[0] if shown else None,
         last_id=shown[-1] if shown else None,
@@ -37,8 +39,8 @@ async def list_models(request: web.Request) -> web.Response:
 
 async def get_model(request: web.Request) -> web.Response:
     """Describe the model of one name."""
-    models, owner = request.app[CONTEXT].models, request[TRACE].owner
-    return json_answer(_shown(models, request.match_info["model"], owner))
+    name = request.match_info["model"]
+    return json_answer(_shown(request.app[CONTEXT].model_of(name, request[TRACE]), name))
 
 
 def _limit(text: str | None) -> int:
@@ -50,8 +52,7 @@ def _limit(text: str | None) -> int:
     return limit
 
 
-def _shown(models: Catalog, name: str, owner: str) -> ModelShown:
-    model = models.find(name, owner)
+def _shown(model: Model, name: str) -> ModelShown:
     most = model.generator.max_model_len
     created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
     return ModelShown(

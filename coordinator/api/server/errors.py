@@ -37,6 +37,7 @@ _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.Overloaded: (429, "rate_limit_error", True),
     errors.BuffersFull: (503, _SERVER, True),
     errors.StoreUnavailable: (503, _SERVER, True),
+    errors.AdaptersFull: (409, _INVALID, False),
     errors.UnusableLogits: (500, _SERVER, False),
     errors.TransferError: (502, _SERVER, False),
     errors.StaleIncarnation: (502, _SERVER, False),

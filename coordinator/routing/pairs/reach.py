@@ -13,6 +13,7 @@ from functools import partial
 from math import inf
 from typing import Final
 
+from coordinator.generation import Needs
 from coordinator.nodes.registry import KvReach, Member, Registry
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.slots import Ints
@@ -34,43 +35,45 @@ class Pairs:
         self._health = health
         self._ready = fleet.ready(None)  # the nodes that the following is about
         self._avoided: Avoided = NOTHING  # as well
-        # By whether they may be tried whose pause after a failure is over; and by slot.
-        self._prefills: dict[bool, Ints] = {}
-        self._decodes: dict[tuple[bool, int], Ints] = {}
-        self._partners: dict[tuple[frozenset[KvReach], NodeRole], Ints] = {}
+        # By whether they may be tried whose pause after a failure is over; by slot; by adapter.
+        self._prefills: dict[tuple[bool, str], Ints] = {}
+        self._decodes: dict[tuple[bool, int, str], Ints] = {}
+        self._partners: dict[tuple[frozenset[KvReach], NodeRole, str], Ints] = {}
         self._clock = clock
         self._alone: dict[Member, tuple[NodeRole, float]] = {}  # in this pool; when to say so
         registry.on_changed(self._changed)
         registry.on_lost(self._lost)
 
-    def prefills(self, *, tries: bool = True) -> Ints:
+    def prefills(self, *, tries: bool = True, adapter: str = "") -> Ints:
         """Return the prefill nodes that can hand requests off to some decode node.
 
-        With `tries`, those too of whose failing pairs one is to be tried now.
+        With `tries`, those too of whose failing pairs one is to be tried now. With an `adapter`,
+        both nodes have it.
         """
         self._forget_if_changed()
-        slots = self._prefills.get(tries)
+        slots = self._prefills.get((tries, adapter))
         if slots is None:
-            slots = self._prefills[tries] = self._with_any(partial(self._working, tries=tries))
+            slots = self._with_any(partial(self._working, tries=tries, adapter=adapter), adapter)
+            self._prefills[tries, adapter] = slots
         return slots
 
-    def prefills_to_try(self) -> Ints:
+    def prefills_to_try(self, adapter: str = "") -> Ints:
         """Return the prefill nodes that share a transport with some decode node, and may fail."""
         self._forget_if_changed()
-        return self._with_any(self._sharing)
+        return self._with_any(partial(self._sharing, adapter=adapter), adapter)
 
-    def decodes(self, prefill: int, *, tries: bool = True) -> Ints:
+    def decodes(self, prefill: int, *, tries: bool = True, adapter: str = "") -> Ints:
         """Return the decode nodes that a prefill node can hand requests off to, as `prefills`.
 
         Where all of its handoffs fail, these are the ones to try.
         """
         self._forget_if_changed()
-        slots = self._decodes.get((tries, prefill))
+        slots = self._decodes.get((tries, prefill, adapter))
         if slots is None:
-            slots = self._working(prefill, tries=tries)
+            slots = self._working(prefill, tries=tries, adapter=adapter)
             if len(slots) == 0:
-                slots = self._sharing(prefill)
-            self._decodes[tries, prefill] = slots
+                slots = self._sharing(prefill, adapter)
+            self._decodes[tries, prefill, adapter] = slots
         return slots
 
     def is_alone(self, member: Member) -> bool:
@@ -88,28 +91,28 @@ class Pairs:
             "where one node can serve a request"
         )
 
-    def _with_any(self, partners: Callable[[int], Ints]) -> Ints:
-        ready = self._fleet.ready(NodeRole.PREFILL)
+    def _with_any(self, partners: Callable[[int], Ints], adapter: str) -> Ints:
+        ready = self._fleet.ready(NodeRole.PREFILL, Needs(adapter=adapter))
         has_partner = [len(partners(slot)) > 0 for slot in ready.tolist()]
         return ready if all(has_partner) else ready[has_partner]
 
-    def _sharing(self, prefill: int) -> Ints:
-        return self._partners_of(self._fleet.member(prefill), NodeRole.DECODE)
+    def _sharing(self, prefill: int, adapter: str) -> Ints:
+        return self._partners_of(self._fleet.member(prefill), NodeRole.DECODE, adapter)
 
-    def _working(self, prefill: int, *, tries: bool) -> Ints:
-        slots, avoided = self._sharing(prefill), self._avoided
+    def _working(self, prefill: int, *, tries: bool, adapter: str) -> Ints:
+        slots, avoided = self._sharing(prefill, adapter), self._avoided
         if avoided is NOTHING:
             return slots
         member, fleet = self._fleet.member(prefill), self._fleet
         works = [avoided.allows(member, fleet.member(slot), tries=tries) for slot in slots.tolist()]
         return slots if all(works) else slots[works]
 
-    def _partners_of(self, member: Member, role: NodeRole) -> Ints:
+    def _partners_of(self, member: Member, role: NodeRole, adapter: str = "") -> Ints:
         """Return the ready nodes of a pool that share a transport with a node."""
-        key = (member.reaches, role)
+        key = (member.reaches, role, adapter)
         slots = self._partners.get(key)
         if slots is None:
-            ready = self._fleet.ready(role)
+            ready = self._fleet.ready(role, Needs(adapter=adapter))
             shares = [self._fleet.member(s).exchanges_kv(member) for s in ready.tolist()]
             slots = self._partners[key] = ready if all(shares) else ready[shares]
         return slots

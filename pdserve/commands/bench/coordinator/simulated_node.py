@@ -21,6 +21,7 @@ from pdserve.protocol import (
     Claimed,
     DecodeLeg,
     FinishReason,
+    LoadAdapter,
     LoadReport,
     NodeHello,
     NodeRole,
@@ -154,6 +155,12 @@ class SimulatedNode:
 
     def set_role(self, role: NodeRole) -> None:
         """Ignore the request: a simulated node keeps its role."""
+
+    def load_adapter(self, order: LoadAdapter, link: CoordinatorLink) -> None:
+        """As LegReceiver.load_adapter: it says that it keeps none, and is never asked to."""
+
+    def unload_adapter(self, digest: str, link: CoordinatorLink) -> None:
+        """As LegReceiver.unload_adapter: it has none."""
 
     def drain(self) -> None:
         """As LegReceiver.drain: it is never asked to."""

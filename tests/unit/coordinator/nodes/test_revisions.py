@@ -28,13 +28,13 @@ def side_by_side(**shares: float) -> Revisions:
     registry = Registry()
     for revision in ("old-1", "new-1"):
         join(registry, f"node of {revision}", NodeRole.DECODE, revision=revision)
-    return Revisions(registry, lambda revision: True, shares)
+    return Revisions(registry, lambda revision, adapter: True, shares)
 
 
 def test_another_revision_joins_only_with_a_share() -> None:
     registry = Registry()
     join(registry, "d0", NodeRole.DECODE, revision="old-1")
-    revisions = Revisions(registry, lambda revision: True, {})
+    revisions = Revisions(registry, lambda revision, adapter: True, {})
     newcomer = node_hello("d1", revision="new-1")
     with pytest.raises(ConfigError, match=r"'new-1'.*'old-1'.*pdserve revisions"):
         revisions.check(newcomer)
@@ -76,10 +76,10 @@ def test_what_cannot_serve_has_no_share() -> None:
     registry = Registry()
     for revision in ("old-1", "new-1"):
         join(registry, f"node of {revision}", NodeRole.DECODE, revision=revision)
-    serving = {"old-1"}
-    revisions = Revisions(registry, serving.__contains__, {"old": 0, "new": 1})
+    serving = {("old-1", "")}
+    revisions = Revisions(registry, lambda *needs: needs in serving, {"old": 0, "new": 1})
     assert revisions.choose(request()) == ""  # whoever can
-    serving.add("new-1")
+    serving.add(("new-1", ""))
     assert revisions.choose(request()) == "new-1"
 
 

@@ -1,0 +1,109 @@
+"""The versions of adapters that a coordinator knows: what names stand for, and stood for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from pdserve.shared.clock import Clock
+
+KEPT_S: Final = 1200.0  # how long a call under an idempotency key is known by its version
+MAX_CALLS: Final = 1 << 14  # known at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What one name stands for."""
+
+    name: str
+    path: str  # of a folder, on each node
+    digest: str
+    num_bytes: int
+    owner: str  # the tenant that has loaded it; empty: nobody in particular
+    created: int  # seconds since 1970
+
+
+class KnownAdapters:
+    """The versions of all names, and those that are needed still though no name stands for them."""
+
+    def __init__(self, clock: Clock, uses: Callable[[str], bool]) -> None:
+        """`uses`: whether a request in flight has the adapter of this digest."""
+        self._clock = clock
+        self._uses = uses
+        self._served: dict[str, Version] = {}  # by name
+        self._retired: dict[str, Version] = {}  # by digest
+        self._calls: OrderedDict[bytes, tuple[Version, float]] = OrderedDict()  # until when
+        self._last_used: dict[str, None] = {}  # digests, the last one last
+
+    def __len__(self) -> int:
+        return len(self._served)
+
+    def __iter__(self) -> Iterator[Version]:
+        """Iterate over what names stand for."""
+        return iter(list(self._served.values()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._served
+
+    def find(self, name: str, call: bytes | None = None) -> Version | None:
+        """Return what a name stands for; None: nothing.
+
+        `call` tells calls under idempotency keys apart: one that is made again gets the version
+        that it began with, also if the name stands for another one by now, or for none.
+        """
+        version = self._served.get(name)
+        if call is None:
+            return version
+        former = self._calls.pop(call, None)
+        if former is not None and former[1] > self._clock.now():
+            version = former[0]
+        if version is not None:
+            self._calls[call] = version, self._clock.now() + KEPT_S
+            if len(self._calls) > MAX_CALLS:
+                self._calls.popitem(last=False)
+        return version
+
+    def of_digest(self, digest: str) -> Version | None:
+        """Return a version by its digest; None: it is not known, or not any more."""
+        retired = self._retired.get(digest)
+        return retired or next((v for v in self._served.values() if v.digest == digest), None)
+
+    def lately_used(self) -> list[Version]:
+        """Return all versions that names stand for, the one used last first."""
+        ranks = {digest: rank for rank, digest in enumerate(self._last_used)}
+        return sorted(self, key=lambda version: ranks.get(version.digest, -1), reverse=True)
+
+    def used(self, digest: str) -> None:
+        """Note that a request is for this adapter."""
+        self._last_used.pop(digest, None)
+        self._last_used[digest] = None
+
+    def serve(self, version: Version) -> None:
+        """Have a name stand for this version from now on."""
+        self.retire(version.name)
+        self._served[version.name] = version
+        self._retired.pop(version.digest, None)
+        self.used(version.digest)
+
+    def retire(self, name: str) -> None:
+        """Have a name stand for nothing; what runs with its version still needs it."""
+        version = self._served.pop(name, None)
+        if version is not None and self.of_digest(version.digest) is None:
+            self._retired[version.digest] = version
+
+    def take_unneeded(self) -> list[str]:
+        """Forget the versions that nothing needs any more; return their digests."""
+        if not self._retired:
+            return []
+        now_s = self._clock.now()
+        for call, (_, until_s) in list(self._calls.items()):
+            if until_s <= now_s:
+                del self._calls[call]
+        recalled = {version.digest for version, _ in self._calls.values()}
+        over = [d for d in self._retired if d not in recalled and not self._uses(d)]
+        for digest in over:
+            del self._retired[digest]
+            self._last_used.pop(digest, None)
+        return over
