@@ -151,7 +151,6 @@ Job job_of(const Product& product, Variant variant, int64_t wanted) {
     call.out = product.out;
     call.out_stride = product.out_stride;
     call.delta = product.delta;
-    call.is_gated = matrix.is_gated;
     call.num_columns = matrix.is_gated ? matrix.num_out / 2 : matrix.num_out;
     job.form = form_of(product, variant, call);
     call.x = product.x;  // converted rows are elsewhere

@@ -18,13 +18,20 @@ constexpr bool is_gated(Result result) {
     return result == Result::kGatedSilu || result == Result::kGatedGelu;
 }
 
+// The B of a low-rank matrix B A that is added to a packed one: [outputs, width] in its panels'
+// order, each panel of which reads some of the rows of A.
+struct Expansion {
+    const void* weights;  // [panels][width][16] of float32, or [panels][width / 2][16][2]
+    bool is_bfloat16;
+    int64_t width;                // even
+    const int32_t* first_ranks;   // of each panel; -1: nothing is added to it
+    const float* bias;            // [panels * 16], or null
+};
+
 // What some rows of y get besides, before it is stored: that of adapters.
 struct Delta {
-    // [rows that have any, stride] float32, with a column for each output of the matrix. Of a gated
-    // one, the lower half begins in the middle: halves are padded to whole panels.
-    const float* rows;  // null: no row gets anything
-    int64_t stride;
-    const int32_t* places;  // of each row of y: which of `rows` it gets; -1: none
+    const Expansion* const* expansions;  // of each row of y, or null; null: no row gets anything
+    const float* const* inner;           // of each such row, A x
 };
 
 }  // namespace pdserve::linear

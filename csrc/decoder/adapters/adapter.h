@@ -9,19 +9,10 @@
 
 namespace pdserve::decoder {
 
-// B (A x) + bias, to some columns of a product. Scales are in B and bias already.
-struct Piece {
-    linear::PackedMatrix b;  // [columns, ranks]
-    int64_t first_rank;      // of A's rows, which are x of it
-    int64_t first_column;    // as in linear::Delta
-};
-
-// All that an adapter adds to the product of one matrix: what reads the same x is one A.
+// All that an adapter adds to the product of one matrix. Scales are in B already.
 struct Addition {
-    linear::PackedMatrix a;  // [ranks of all pieces, num_in]
-    std::vector<Piece> pieces;
-    bool is_wide;  // what A makes is float32, whatever the model's type
-    int64_t num_columns;  // that pieces have
+    linear::PackedMatrix a;  // [ranks of all of its parts, num_in]
+    linear::Expansion b;
 };
 
 struct Adapter {

@@ -1,5 +1,6 @@
-// What adapters add to products: rows of the same adapter are brought together, and multiplied by
-// its A and then by its B (segmented products).
+// What adapters add to products: rows of the same adapter are brought together and multiplied by its
+// A (segmented products); the product itself adds B times that as it finishes
+// (linear/kernels/expand.h).
 #pragma once
 
 #include <cstdint>
@@ -16,22 +17,15 @@ class Deltas {
 public:
     Deltas(bool is_bfloat16, Variant variant) : is_bfloat16_(is_bfloat16), variant_(variant) {}
 
-    // Of a product of the matrix, padded as in linear::Delta.
-    static int64_t columns_of(const linear::PackedMatrix& matrix);
-
-    // How many rows of a product are computed together, so that what is added stays in a cache.
-    static int64_t rows_at_once(const linear::PackedMatrix& matrix);
-
     // What `adapters`, one of each row or null, add to the product of x, [num_rows, num_in] and
     // contiguous. A row of it depends, bit for bit, only on that row and its adapter. Valid until
     // the next call.
     linear::Delta of(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
         const Adapter* const* adapters);
 
-    // The same of rows that are multiplied by matrices of one size: additions()[row], or null.
-    // `columns`: as columns_of.
+    // The same of rows of several matrices with as many inputs: additions()[row], or null.
     std::vector<const Addition*>& additions() { return additions_; }
-    linear::Delta compute(const void* x, int64_t num_in, int64_t columns);
+    linear::Delta compute(const void* x, int64_t num_in);
 
 private:
     // The rows of one addition.
@@ -46,17 +40,17 @@ private:
     void sort_rows();
     void gather(const char* x, int64_t row_bytes);
     void shrink(const char* x, int64_t row_bytes);
-    void expand(int64_t columns);
 
     const bool is_bfloat16_;
     const Variant variant_;
     std::vector<const Addition*> additions_;
     std::vector<Segment> segments_;
     std::vector<int32_t> segment_of_;  // each row; -1: it has none
-    std::vector<int32_t> places_;
-    std::vector<int64_t> inner_starts_;  // of each segment, in bytes
+    std::vector<int64_t> places_;      // likewise: among the rows of all segments
+    std::vector<const linear::Expansion*> expansions_;  // of each row, as in linear::Delta
+    std::vector<const float*> inner_rows_;              // likewise
     std::vector<linear::Product> products_;
-    ScratchBuffer gathered_, inner_, delta_;
+    ScratchBuffer gathered_, inner_;
 };
 
 }  // namespace pdserve::decoder

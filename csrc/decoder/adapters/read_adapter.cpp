@@ -56,19 +56,25 @@ public:
     Addition addition(nb::handle object, const PackedMatrix& of) {
         Addition made{};
         made.a = matrix(object.attr("a"), "a", -1, of.num_in);
-        made.is_wide = made.a.type == linear::WeightType::kFloat32 && model_.is_bfloat16;
-        for (nb::handle entry : object.attr("pieces")) {
-            Piece piece{};
-            piece.first_rank = nb::cast<int64_t>(entry[1]);
-            piece.first_column = nb::cast<int64_t>(entry[2]);
-            piece.b = matrix(entry[0], "b", -1, -1);
-            const bool is_within = piece.first_rank >= 0
-                && piece.first_rank + piece.b.num_in <= made.a.num_out && piece.first_column >= 0
-                && piece.first_column + piece.b.num_out <= linear::num_lanes_of(of);
-            if (!is_within) raise_value_error("piece", "one within its matrix", "another");
-            made.num_columns += piece.b.num_out;
-            made.pieces.push_back(piece);
+        const int64_t num_lanes = linear::num_lanes_of(of);
+        const PackedMatrix b = matrix(object.attr("b"), "b", num_lanes, -1);
+        const bool is_bfloat16 = b.type == linear::WeightType::kBFloat16;
+        if ((!is_bfloat16 && b.type != linear::WeightType::kFloat32) || b.num_in % 2 != 0) {
+            raise_value_error("b", "float32 or bfloat16, and an even number of ranks", "another");
         }
+        nb::object first_ranks = object.attr("first_ranks");
+        const TensorView firsts(first_ranks, "first_ranks");
+        firsts.expect_type({ElementType::kInt32});
+        firsts.expect_shape({num_lanes / linear::kPanelOutputs}, "[panels]");
+        firsts.expect_contiguous();
+        const auto* numbers = firsts.data<int32_t>();
+        for (int64_t panel = 0; panel < firsts.size(0); ++panel) {
+            if (numbers[panel] < -1 || numbers[panel] + b.num_in > made.a.num_out) {
+                raise_value_error("first_ranks", "those of A", std::to_string(numbers[panel]));
+            }
+        }
+        owned_.owners.push_back(std::move(first_ranks));
+        made.b = {b.weights, is_bfloat16, b.num_in, numbers, b.bias};
         return made;
     }
 

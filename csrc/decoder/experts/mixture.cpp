@@ -86,8 +86,7 @@ linear::Delta Mixture::adapt(const Experts& experts, linear::PackedMatrix Mlp::*
                 adapters[row]->find(experts.mlps[chosen[i].expert].*matrix);
         }
     }
-    const linear::PackedMatrix& first = experts.mlps.front().*matrix;
-    return deltas.compute(x, first.num_in, Deltas::columns_of(first));
+    return deltas.compute(x, (experts.mlps.front().*matrix).num_in);
 }
 
 // Multiplies the rows of all experts by their gate and up, or by their down, whose results take the
@@ -116,8 +115,9 @@ void Mixture::multiply(const Experts& experts, linear::PackedMatrix Mlp::*matrix
             .result = is_gated ? model_.arithmetic.gated : Result::kStoreFloat,
             .out = out + start * out_width * (is_gated ? element_bytes : sizeof(float)),
             .out_stride = out_width,
-            .delta = {delta.rows, delta.stride,
-                delta.rows == nullptr ? nullptr : delta.places + start},
+            .delta = delta.expansions == nullptr
+                ? linear::Delta{}
+                : linear::Delta{delta.expansions + start, delta.inner + start},
         });
     }
     linear::multiply_all(each_.data(), each_.size(), variant_);

@@ -1,6 +1,7 @@
 // The end of a product: scale, bias, and storing as one of the Results.
 #pragma once
 
+#include "expand.h"
 #include "kernel.h"
 #include "weights.h"
 
@@ -49,7 +50,7 @@ public:
     void run(float* sums, int64_t sum_stride, int64_t first_row, int64_t num_rows,
         int64_t first_panel, int num_panels) const {
         const int64_t first_lane = first_panel * kPanelOutputs;
-        const Part part{
+        const SumPart part{
             sums, sum_stride, first_row, num_rows, first_lane, num_panels * kPanelOutputs};
         if (call_.scales != nullptr && call_.scale_stride == 0) {
             change(part, call_.scales, [](FloatLanes y, FloatLanes scale) { return y * scale; });
@@ -57,7 +58,7 @@ public:
         if (call_.bias != nullptr) {
             change(part, call_.bias, [](FloatLanes y, FloatLanes bias) { return y + bias; });
         }
-        if (call_.delta.rows != nullptr) add_delta(part);
+        if (call_.delta.expansions != nullptr) expand(call_.delta, part);
         switch (call_.result) {
             case Result::kStore:
                 call_.is_bfloat16 ? put_all<BFloat16>(part) : put_all<float>(part);
@@ -70,22 +71,13 @@ public:
     }
 
 private:
-    struct Part {
-        float* sums;
-        int64_t sum_stride;
-        int64_t first_row;
-        int64_t num_rows;
-        int64_t first_lane;
-        int num_lanes;
-    };
-
     template <class T>
-    T* out_row(const Part& part, int64_t row) const {
+    T* out_row(const SumPart& part, int64_t row) const {
         return static_cast<T*>(call_.out) + (part.first_row + row) * call_.out_stride;
     }
 
     template <class Change>
-    static void change(const Part& part, const float* factors, const Change& change) {
+    static void change(const SumPart& part, const float* factors, const Change& change) {
         for (int i = 0; i < part.num_lanes; i += kLanes) {
             const FloatLanes factor = load(factors + part.first_lane + i);
             for (int64_t r = 0; r < part.num_rows; ++r) {
@@ -95,31 +87,8 @@ private:
         }
     }
 
-    void add_delta(const Part& part) const {
-        for (int64_t r = 0; r < part.num_rows; ++r) {
-            const int32_t place = call_.delta.places[part.first_row + r];
-            if (place < 0) continue;
-            const float* delta = call_.delta.rows + place * call_.delta.stride;
-            for (int i = 0; i < part.num_lanes; i += kPanelOutputs) {
-                const float* from = delta + delta_column(part.first_lane + i);
-                float* y = part.sums + r * part.sum_stride + i;
-#pragma GCC unroll 4
-                for (int v = 0; v < kPanelOutputs; v += kLanes) {
-                    store(y + v, load(y + v) + load(from + v));
-                }
-            }
-        }
-    }
-
-    // Of the first lane of a panel.
-    int64_t delta_column(int64_t lane) const {
-        if (!call_.is_gated) return lane;
-        const int64_t panel = lane / kPanelOutputs;
-        return panel / 2 * kPanelOutputs + panel % 2 * (call_.delta.stride / 2);
-    }
-
     template <class T>
-    void put_all(const Part& part) const {
+    void put_all(const SumPart& part) const {
         for (int i = 0; i < part.num_lanes; i += kLanes) {
             const int64_t column = part.first_lane + i;
             for (int64_t r = 0; r < part.num_rows; ++r) {
@@ -129,7 +98,7 @@ private:
         }
     }
 
-    void add_all(const Part& part) const {
+    void add_all(const SumPart& part) const {
         for (int i = 0; i < part.num_lanes; i += kLanes) {
             const int64_t column = part.first_lane + i;
             const int64_t left = call_.num_columns - column;
@@ -146,14 +115,14 @@ private:
     }
 
     template <class Activation>
-    void put_gated(const Part& part, Activation activation) const {
+    void put_gated(const SumPart& part, Activation activation) const {
         call_.is_bfloat16 ? put_gated<BFloat16>(part, activation)
                           : put_gated<float>(part, activation);
     }
 
     // Gated: a pair of panels (gate, up) becomes the columns of one panel.
     template <class T, class Activation>
-    void put_gated(const Part& part, Activation activation) const {
+    void put_gated(const SumPart& part, Activation activation) const {
         for (int i = 0; i < part.num_lanes / 2; i += kLanes) {
             const int gate = i / kPanelOutputs * 2 * kPanelOutputs + i % kPanelOutputs;
             const int64_t column = part.first_lane / 2 + i;

@@ -35,7 +35,6 @@ struct Call {
     int64_t out_stride;
     int64_t num_columns;  // of out
     Delta delta;
-    bool is_gated;  // the matrix: its panels are those of gate and up in turns
 };
 
 // The unit of work: some rows, times some consecutive panels; first_panel is even.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdserve.engine.adapters.adapter import Adapter, LowRank
-from pdserve.engine.native.linear import PANEL_OUTPUTS, PackedLinear, pack
+from pdserve.engine.layers import torch_dtype
+from pdserve.engine.native.linear import (
+    PANEL_OUTPUTS,
+    PackedLinear,
+    lanes_of_rows,
+    pack,
+    packed_size,
+)
 from pdserve.engine.plan.forms import FLOAT32, FORMS, WeightForm
 from pdserve.engine.plan.matrix import Matrix
 from pdserve.engine.plan.model import ModelPlan
@@ -22,11 +29,11 @@ _WIDE: Final = ("router", "shared_weight")  # whose results are float32 in all m
 
 @dataclass(frozen=True, slots=True)
 class NativeAddition:
-    """What is added to the products of one matrix."""
+    """What is added to the products of one matrix. Each of its panels reads some ranks."""
 
-    a: PackedLinear  # [ranks of all pieces, num_in]
-    # B [columns, ranks] with its bias, the first of A's rows that it reads, the first column
-    pieces: list[tuple[PackedLinear, int, int]]
+    a: PackedLinear  # [ranks of all parts, num_in]
+    b: PackedLinear  # [lanes of the matrix, most ranks of a panel], with its bias
+    first_ranks: Tensor  # [panels] int32: of A's rows, that a panel reads; -1: it gets nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,14 @@ def native_adapter(
     embedding = adapter.embedding
     return NativeAdapter(
         additions,
-        None if adapter.head is None else _packed([(0, adapter.head)], form),
+        None
+        if adapter.head is None
+        else _packed(
+            [(slice(plan.config.vocab_size), adapter.head)],
+            plan.config.vocab_size,
+            form,
+            is_gated=False,
+        ),
         None if adapter.own_head is None else pack(adapter.own_head.to(dtype), form=form),
         None if adapter.own_embedding is None else adapter.own_embedding.to(dtype).contiguous(),
         None if embedding is None else _padded(embedding.a.T, 1).to(dtype).contiguous(),
@@ -77,29 +91,45 @@ def native_adapter(
 def _addition(
     adapter: Adapter, plan: ModelPlan, matrix: Matrix, form: WeightForm
 ) -> NativeAddition | None:
-    half = matrix.num_out // 2
-    padded = -(-half // PANEL_OUTPUTS) * PANEL_OUTPUTS
-
-    def column(row: int) -> int:
-        return padded + row - half if matrix.is_gated and row >= half else row
-
-    own = [(column(rows.start), each) for rows, each in adapter.of(matrix, plan.shard)]
-    return _packed(own, form) if own else None
+    own = list(adapter.of(matrix, plan.shard))
+    return _packed(own, matrix.num_out, form, is_gated=matrix.is_gated) if own else None
 
 
-def _packed(own: Iterable[tuple[int, LowRank]], form: WeightForm) -> NativeAddition:
-    """Pack low-rank matrices, each with its first column, of which some may share A."""
-    dtype = torch.float32 if form is FLOAT32 else torch.bfloat16
-    first_ranks: dict[int, int] = {}  # of each A, by its memory
+def _packed(
+    own: Sequence[tuple[slice, LowRank]], num_out: int, form: WeightForm, *, is_gated: bool
+) -> NativeAddition:
+    """Pack low-rank matrices, each with its rows of the matrix, of which some may share A."""
+    dtype = torch_dtype(form.dtype)
+    starts: dict[int, int] = {}  # of the ranks of each A, by its memory
     every_a: list[Tensor] = []
-    pieces = []
-    for first_column, each in own:
-        if (key := each.a.data_ptr()) not in first_ranks:
-            first_ranks[key] = sum(map(len, every_a))
+    for _, each in own:
+        if each.a.data_ptr() not in starts:
+            starts[each.a.data_ptr()] = sum(map(len, every_a))
             every_a.append(_padded(each.a, 0))
-        b = pack(_padded(each.b, 1).to(dtype), each.bias, form=form)
-        pieces.append((b, first_ranks[key], first_column))
-    return NativeAddition(pack(torch.cat(every_a).to(dtype), form=form), pieces)
+    num_ranks = sum(map(len, every_a))
+    lanes = lanes_of_rows(num_out, is_gated=is_gated)
+    num_lanes = packed_size(form, num_out, num_ranks, is_gated=is_gated).num_lanes
+    num_panels = num_lanes // PANEL_OUTPUTS
+    firsts, ends = torch.full((num_panels,), num_ranks), torch.zeros(num_panels, dtype=torch.int64)
+    whole, bias = torch.zeros(num_lanes, num_ranks), torch.zeros(num_lanes)
+    for rows, each in own:
+        first, rank = starts[each.a.data_ptr()], each.b.shape[1]
+        whole[lanes[rows], first : first + rank] = each.b
+        if each.bias is not None:
+            bias[lanes[rows]] = each.bias
+        panels = torch.unique(lanes[rows] // PANEL_OUTPUTS)
+        firsts[panels] = firsts[panels].clamp(max=first)
+        ends[panels] = ends[panels].clamp(min=first + rank + -rank % _RANK_UNIT)
+    width = int((ends - firsts).max())
+    # A panel with fewer ranks reads others besides, whose columns are zeros.
+    starts_read = torch.where(ends > 0, firsts.clamp(max=num_ranks - width), 0)
+    columns = starts_read.repeat_interleave(PANEL_OUTPUTS)[:, None] + torch.arange(width)
+    has_bias = any(each.bias is not None for _, each in own)
+    return NativeAddition(
+        pack(torch.cat(every_a).to(dtype), form=form),
+        pack(whole.gather(1, columns).to(dtype), bias if has_bias else None, form=form),
+        torch.where(ends > 0, starts_read, -1).to(torch.int32),
+    )
 
 
 def _padded(matrix: Tensor, dim: int) -> Tensor:
