@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pdserve.engine.models.latent import LatentShape
 from pdserve.engine.native.adapters import NativeAdapter
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.engine.plan.forms import WeightForm
@@ -77,7 +78,7 @@ def use_core_share(share: CoreShare | None) -> None:
 
 def paged_attention(
     query: Tensor,  # [num_tokens, num_heads, head_dim] float32 or bfloat16, strided but the last
-    kv_pool: Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+    kv_pool: Tensor,  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
     layer: int,
     query_start: Tensor,  # [num_requests + 1] int32, cumulative rows of query
     context_lens: Tensor,  # [num_requests] int32, KV tokens including the request's own rows
@@ -95,10 +96,10 @@ def paged_attention(
     """
 
 def write_kv(
-    kv_pool: Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+    kv_pool: Tensor,  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
     layer: int,
     key: Tensor,  # [num_tokens, num_kv_heads, head_dim], strided but the last
-    value: Tensor,  # like key
+    value: Tensor | None,  # like key; None if and only if there is one plane
     slot_mapping: Tensor,  # [num_tokens] int64, distinct
 ) -> None:
     """Store keys and values of one layer at their slots."""
@@ -177,7 +178,7 @@ def rotate_and_write(
     k_norm: Tensor | None,  # [head_dim] float32
     norm_eps: float,
     cos_sin: Tensor,  # [num_tokens, head_dim] float32: head_dim / 2 cosines, then the sines
-    kv_pool: Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+    kv_pool: Tensor,  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
     layer: int,
     slot_mapping: Tensor,  # [num_tokens] int64, distinct
     variant: str = "",  # one of kernel_variants(), for tests
@@ -276,6 +277,7 @@ class Decoder:
         is_parallel: bool,  # the MLP takes what attention takes
         variant: str = "",  # one of kernel_variants(), for tests
         group: RankGroup | None = None,  # the other ranks; held
+        latent: LatentShape | None = None,  # of latent attention, if it is that
     ) -> None: ...
     def logits(
         self,
@@ -285,7 +287,7 @@ class Decoder:
         context_lens: Tensor,  # [num_requests] int32, KV tokens including the request's own rows
         block_tables: Tensor,  # [num_requests, max_blocks] int32
         sampled_rows: Tensor,  # [num_sampled] int64, ascending
-        kv_pool: Tensor,  # [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]
+        kv_pool: Tensor,  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]
         out: Tensor,  # [num_sampled, vocab_size] float32
         ends: list[int] = [],
         done: Callable[[int], None] | None = None,

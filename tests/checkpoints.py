@@ -161,7 +161,6 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
 }
 
 _LATENT: dict[str, Any] = {  # no size is a multiple of those of vectors
-    "num_hidden_layers": 3,
     "num_key_value_heads": 4,
     "q_lora_rank": 44,
     "kv_lora_rank": 52,

@@ -40,8 +40,13 @@ def _layer(layer: LayerWeights, config: ModelConfig, form: WeightForm) -> Native
         heads = {"q_norm": 0, "k_norm": config.num_heads}
         norms |= {name: layer.qk_norm[head].float() for name, head in heads.items()}
     matrices = {name: packed(linear) for name, linear in layer.mixer.items()}
+    num_heads = config.num_heads if layer.heads else 0
+    of_heads = [
+        {name: packed(stack[head]) for name, stack in layer.heads.items()}
+        for head in range(num_heads)
+    ]
     if isinstance(layer.mlp, Mlp):
-        return NativeLayer(norms, matrices | mlp(layer.mlp), None)
+        return NativeLayer(norms, matrices | mlp(layer.mlp), None, of_heads)
     experts = layer.mlp
     matrices["router"] = pack(experts.router.weight, form=FLOAT32)
     if (shared := experts.shared) is not None:
@@ -52,7 +57,7 @@ def _layer(layer: LayerWeights, config: ModelConfig, form: WeightForm) -> Native
         mlp(Mlp(experts.gate_up[number], experts.down[number]))
         for number in range(experts.config.num_experts)
     ]
-    choice = experts.config
-    return NativeLayer(
-        norms, matrices, NativeExperts(each, choice.num_chosen, choice.normalizes_weights)
-    )
+    config_of = experts.config
+    numbers = config_of.num_chosen, config_of.normalizes_weights
+    mixture = NativeExperts(each, *numbers, config_of.choice, experts.score_bias)
+    return NativeLayer(norms, matrices, mixture, of_heads)

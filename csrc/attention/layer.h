@@ -147,6 +147,27 @@ struct QkvRows {
 void rotate_and_write(
     const Step& step, const Pool& pool, int layer, const QkvRows& rows, Variant variant);
 
+// Of latent attention: between the products and the attention.
+struct LatentRows {
+    const float* rows;  // [num_tokens, head_dim of the pool]: latent vectors, and what is turned
+    const float* norm;  // [rank], of the latent vectors
+    float norm_eps;
+    int rank;
+    const float* cos_sin;  // [num_tokens, rope_dim], the rest of a row: cosines, then the sines
+    void* made;            // [num_tokens, head_dim], of the queries' type: memory
+
+    const void* queries;  // [num_tokens, num_heads, query_dim]
+    bool is_bfloat16;
+    int num_heads;
+    int query_dim;
+    void* turned;  // [num_tokens, num_heads, head_dim]
+};
+
+// Normalises latent vectors, rotates what is behind them, and stores both at the tokens' slots.
+// Rotates the last rope_dim of each query into the last of its place in `turned`.
+void store_latent(
+    const Step& step, const Pool& pool, int layer, const LatentRows& rows, Variant variant);
+
 // The mean squares of the query heads, and of the key heads, of rows [first, first + count): into
 // out[count, 2].
 void measure_heads(const QkvRows& rows, int num_kv_heads, int head_dim, int64_t first,

@@ -144,6 +144,20 @@ linear::Result gated_result(const char* activation) {
     raise_value_error("activation", "silu or gelu_tanh", activation);
 }
 
+// Of a LatentShape.
+Latent latent_of(nb::handle shape) {
+    const auto size = [&](const char* name) { return nb::cast<int64_t>(shape.attr(name)); };
+    const nb::object query_rank = shape.attr("query_rank");
+    return {
+        .rank = size("rank"),
+        .rope_dim = size("rope_dim"),
+        .nope_dim = size("nope_dim"),
+        .value_dim = size("value_dim"),
+        .query_rank = query_rank.is_none() ? 0 : nb::cast<int64_t>(query_rank),
+        .norm_eps = nb::cast<float>(shape.attr("norm_eps")),
+    };
+}
+
 void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t num_kv_heads,
     int64_t model_kv_heads, int64_t first_kv_head, int64_t vocab_size, int64_t first_token_id,
     int64_t num_token_ids, int64_t first_layer, int64_t pool_layers, int64_t hidden_size, int64_t head_dim,
@@ -153,8 +167,9 @@ void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t 
     double attention_cap, double logit_cap, double embedding_scale,
     double logit_scale, bool centres_norms, bool norms_heads_together, bool is_parallel,
     const char* variant_name,
-    nb::object group) {
+    nb::object group, nb::object latent) {
     const Variant variant = variant_from(variant_name);
+    const Latent of_latent = latent.is_none() ? Latent{} : latent_of(latent);
     const Sizes sizes{
         .first_layer = first_layer,
         .pool_layers = pool_layers,
@@ -167,6 +182,8 @@ void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t 
         .first_kv_head = first_kv_head,
         .num_kv_heads = num_kv_heads,
         .head_dim = head_dim,
+        .rope_dim = latent.is_none() ? head_dim : of_latent.rope_dim,
+        .latent = of_latent,
         .norms_heads_together = norms_heads_together,
     };
     const Arithmetic arithmetic{
@@ -201,7 +218,7 @@ void bind_decoder(nb::module_& m) {
             arg("activation"), arg("attention_scale"), arg("attention_cap"), arg("logit_cap"),
             arg("embedding_scale"), arg("logit_scale"), arg("centres_norms"),
             arg("norms_heads_together"), arg("is_parallel"), arg("variant") = "",
-            arg("group") = nb::none())
+            arg("group") = nb::none(), arg("latent") = nb::none())
         .def("logits", &Decoder::logits, arg("token_ids"), arg("positions"),
             arg("query_start"), arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),
             arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),

@@ -1,6 +1,7 @@
 // The activations of a step, in one piece of memory that is kept between steps.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,13 +14,16 @@ struct Buffers {
     void* normed;        // [num_tokens, hidden]
     void* qkv;           // [num_tokens, qkv_width]
     void* attended;      // [num_tokens, query_width]
+    float* latent_rows;   // [num_tokens, head_dim or query_rank], latent vectors before their norm
+    void* latent_normed;  // likewise, behind it
+    void* head_rows;      // [num_tokens, num_heads, query_dim or value_dim] of latent attention
     void* inner;         // [num_tokens, inner]; with experts, that of their rows
     float* scores;       // [num_tokens, num_experts]
     void* expert_rows;   // [num_tokens * num_chosen, hidden], inputs of experts, then float results
     float* shared_rows;    // [num_tokens, hidden], what a shared expert has made
     float* shared_scores;  // [num_tokens]
     float* made;         // [num_tokens, hidden], of a sublayer with a norm behind it
-    float* cos_sin;      // [num_ropes, num_tokens, head_dim]
+    float* cos_sin;      // [num_ropes, num_tokens, rope_dim]
     float* mean_squares; // [num_tokens, 2], of query heads and of key heads, if ranks share these
     int64_t* slots;      // [num_tokens]
     size_t num_bytes;
@@ -36,6 +40,13 @@ struct Buffers {
         normed = carve(sizes.hidden, element_bytes);
         qkv = carve(sizes.qkv_width(), element_bytes);
         attended = carve(sizes.query_width(), element_bytes);
+        const Latent& latent = sizes.latent;
+        const int64_t latent_dim =
+            sizes.is_latent() ? std::max(sizes.head_dim, latent.query_rank) : 0;
+        latent_rows = static_cast<float*>(carve(latent_dim, sizeof(float)));
+        latent_normed = carve(latent_dim, element_bytes);
+        head_rows = carve(
+            sizes.num_heads * std::max(latent.query_dim(), latent.value_dim), element_bytes);
         inner = carve(sizes.inner, element_bytes);
         scores = static_cast<float*>(carve(sizes.num_experts, sizeof(float)));
         expert_rows = carve(sizes.num_chosen * sizes.hidden, sizeof(float));
@@ -43,7 +54,7 @@ struct Buffers {
         shared_scores = static_cast<float*>(carve(sizes.num_shared, sizeof(float)));
         made = static_cast<float*>(
             carve(sizes.has_after_norms ? sizes.hidden : 0, sizeof(float)));
-        cos_sin = static_cast<float*>(carve(sizes.num_ropes * sizes.head_dim, sizeof(float)));
+        cos_sin = static_cast<float*>(carve(sizes.num_ropes * sizes.rope_dim, sizeof(float)));
         mean_squares =
             static_cast<float*>(carve(sizes.norms_heads_together ? 2 : 0, sizeof(float)));
         slots = static_cast<int64_t*>(carve(1, sizeof(int64_t)));

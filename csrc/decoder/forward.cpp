@@ -26,6 +26,7 @@ Forward::Forward(const Model& model, Variant variant, ranks::Group* group)
       element_bytes_(model.is_bfloat16 ? 2 : 4),
       products_(model.is_bfloat16, variant),
       mixture_(model, variant),
+      latent_(model, variant),
       buffers_(nullptr, model.sizes, 0, element_bytes_),
       step_{},
       pool_{} {
@@ -221,6 +222,7 @@ attention::Plan& Forward::plan_of(const Layer& layer) {
 
 void Forward::write_kv(const Layer& layer, int index) {
     normalise(layer.attention_norm);
+    if (model_.sizes.is_latent()) return latent_.write(step_, pool_, index, layer, buffers_);
     products_.multiply(
         layer.qkv, buffers_.normed, num_rows_, Result::kStore, buffers_.qkv, 0, adapters());
     attention::QkvRows rows{
@@ -288,7 +290,12 @@ void Forward::keep_rows(const attention::RowChoice& rows) {
 }
 
 void Forward::finish_attention(const Layer& layer) {
-    add_product(layer.attention_out, buffers_.attended, layer.after_attention_norm);
+    const void* values = buffers_.attended;
+    if (model_.sizes.is_latent()) {
+        latent_.make_values(layer, buffers_, num_rows_);
+        values = buffers_.head_rows;
+    }
+    add_product(layer.attention_out, values, layer.after_attention_norm);
 }
 
 void Forward::finish_layer(const Layer& layer) {

@@ -12,6 +12,7 @@
 #include "../scratch_buffer.h"
 #include "buffers.h"
 #include "experts/mixture.h"
+#include "latent_mixer.h"
 #include "model.h"
 #include "products.h"
 #include "step/inputs.h"
@@ -83,6 +84,7 @@ private:
     ScratchBuffer memory_;
     const Products products_;
     Mixture mixture_;
+    LatentMixer latent_;
     std::vector<WindowPlan> plans_;  // one for each sliding window that the model has
     attention::Plan last_plan_;      // of the last layer: only the rows that are kept
 

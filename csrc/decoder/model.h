@@ -16,18 +16,37 @@ struct Mlp {
     int64_t inner() const { return down.num_in; }
 };
 
+// pdserve.engine.models.expert_config.Choice.
+struct Choice {
+    bool is_sigmoid;  // of scores; else weights are softmax values
+    int64_t num_groups;
+    int64_t num_chosen_groups;
+    int64_t best_of_group;
+    double weight_scale;
+};
+
 // A mixture of experts: the router scores the rows for each, and the best ones compute it.
 struct Experts {
     linear::PackedMatrix router;  // [num_experts, hidden], float32
     std::vector<Mlp> mlps;        // of one size; none: the layer has an MLP
     Mlp shared;                   // of all rows; without weights: there is none
-    linear::PackedMatrix shared_weight;  // [1, hidden], float32: it is weighed by a sigmoid
+    // [1, hidden], float32, of a sigmoid that weighs it; without weights: it is not weighed.
+    linear::PackedMatrix shared_weight;
     int64_t num_chosen;           // of a row
     bool normalizes_weights;      // those of the chosen ones add up to 1
+    Choice choice;
+    const float* score_bias;      // [num_experts]; null: none
 
     int64_t count() const { return static_cast<int64_t>(mlps.size()); }
     int64_t inner() const { return mlps.front().inner(); }
-    bool has_shared() const { return shared_weight.weights != nullptr; }
+    bool has_shared() const { return shared.down.weights != nullptr; }
+    bool weighs_shared() const { return shared_weight.weights != nullptr; }
+};
+
+// Of latent attention: what a head makes of a query's first part, and of a latent vector.
+struct LatentHead {
+    linear::PackedMatrix key;    // [rank, nope_dim]
+    linear::PackedMatrix value;  // [value_dim, rank]
 };
 
 struct Layer {
@@ -37,7 +56,13 @@ struct Layer {
     const float* after_attention_norm;  // null: what attention makes is added as it is
     const float* mlp_norm;              // as attention_norm
     const float* after_mlp_norm;        // likewise
-    linear::PackedMatrix qkv;  // heads are queries, keys, values
+    const float* latent_norm;        // of latent attention
+    const float* query_latent_norm;  // likewise, if query_rank is not 0, as the next but one
+    linear::PackedMatrix qkv;  // heads are queries, keys, values; or, with latent attention:
+    linear::PackedMatrix query_latent;
+    linear::PackedMatrix queries;
+    linear::PackedMatrix latent;
+    std::vector<LatentHead> heads;
     linear::PackedMatrix attention_out;
     Mlp mlp;                   // unless the layer has experts
     Experts experts;
@@ -73,6 +98,10 @@ using MatrixField = Field<Owner, linear::PackedMatrix, MatrixShape>;
 inline constexpr NormField kNorms[] = {
     {"attention_norm", &Layer::attention_norm,
         [](auto& sizes, auto&) { return sizes.hidden; }, true},
+    {"latent_norm", &Layer::latent_norm,
+        [](auto& sizes, auto&) { return sizes.latent.rank; }, true},
+    {"query_latent_norm", &Layer::query_latent_norm,
+        [](auto& sizes, auto&) { return sizes.latent.query_rank; }, true},
     {"q_norm", &Layer::q_norm, [](auto& sizes, auto&) { return sizes.q_norm_size(); }, true},
     {"k_norm", &Layer::k_norm, [](auto& sizes, auto&) { return sizes.k_norm_size(); }, true},
     {"after_attention_norm", &Layer::after_attention_norm,
@@ -88,6 +117,32 @@ inline constexpr MatrixField<Layer> kMixer[] = {
     }},
     {"attention_out", &Layer::attention_out, [](auto& sizes, auto&) {
         return MatrixShape{sizes.hidden, sizes.query_width()};
+    }},
+};
+
+inline constexpr MatrixField<Layer> kLatentMixer[] = {
+    {"query_latent", &Layer::query_latent, [](auto& sizes, auto&) {
+        return MatrixShape{sizes.latent.query_rank, sizes.hidden};
+    }, true},
+    {"queries", &Layer::queries, [](auto& sizes, auto&) {
+        const int64_t rank = sizes.latent.query_rank;
+        return MatrixShape{
+            sizes.num_heads * sizes.latent.query_dim(), rank > 0 ? rank : sizes.hidden};
+    }},
+    {"latent", &Layer::latent, [](auto& sizes, auto&) {
+        return MatrixShape{sizes.head_dim, sizes.hidden};
+    }},
+    {"attention_out", &Layer::attention_out, [](auto& sizes, auto&) {
+        return MatrixShape{sizes.hidden, sizes.values_width()};
+    }},
+};
+
+inline constexpr MatrixField<LatentHead> kLatentHead[] = {
+    {"key", &LatentHead::key, [](auto& sizes, auto&) {
+        return MatrixShape{sizes.latent.rank, sizes.latent.nope_dim};
+    }},
+    {"value", &LatentHead::value, [](auto& sizes, auto&) {
+        return MatrixShape{sizes.latent.value_dim, sizes.latent.rank};
     }},
 };
 

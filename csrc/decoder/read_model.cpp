@@ -73,15 +73,20 @@ public:
         expect_norm(prefix + "attention_norm", layer.attention_norm, layer.after_attention_norm);
         if (!is_parallel) expect_norm(prefix + "mlp_norm", layer.mlp_norm, layer.after_mlp_norm);
         const auto matrices = nb::cast<nb::dict>(object.attr("matrices"));
-        size_t taken = take(matrices, prefix, kMixer, layer);
+        size_t taken = sizes_.is_latent() ? take(matrices, prefix, kLatentMixer, layer)
+                                          : take(matrices, prefix, kMixer, layer);
+        read_heads(object.attr("heads"), prefix, layer);
         const nb::object experts = object.attr("experts");
         if (experts.is_none()) {
             taken += take(matrices, prefix, kMlp, layer.mlp);
         } else {
             layer.experts = mixture(experts, matrices["router"], prefix);
             ++taken;
+            if (matrices.contains("shared_down")) {
+                taken += take(matrices, prefix, kSharedMlp, layer.experts.shared);
+            }
             if (matrices.contains("shared_weight")) {
-                taken += 1 + take(matrices, prefix, kSharedMlp, layer.experts.shared);
+                ++taken;
                 layer.experts.shared_weight = read(matrices["shared_weight"],
                     prefix + "shared_weight", MatrixShape{1, sizes_.hidden});
             }
@@ -97,6 +102,45 @@ private:
         }
     }
 
+    void read_heads(nb::handle heads, const std::string& prefix, Layer& layer) {
+        const auto expected = static_cast<size_t>(sizes_.is_latent() ? sizes_.num_heads : 0);
+        if (nb::len(heads) != expected) {
+            raise_value_error(prefix + "heads", std::to_string(expected),
+                std::to_string(nb::len(heads)));
+        }
+        if (!sizes_.is_latent()) return;
+        const bool has_rank = sizes_.latent.query_rank > 0;
+        if (layer.latent_norm == nullptr || (layer.query_latent_norm != nullptr) != has_rank
+            || (layer.query_latent.weights != nullptr) != has_rank) {
+            raise_value_error(prefix + "norms", "those of latent vectors", "others");
+        }
+        for (nb::handle head : heads) {
+            const std::string name = prefix + "heads[" + std::to_string(layer.heads.size()) + "].";
+            const auto matrices = nb::cast<nb::dict>(head);
+            const size_t taken = take(matrices, name, kLatentHead, layer.heads.emplace_back());
+            expect_all_taken(matrices, name, taken);
+        }
+    }
+
+    Choice choice(nb::handle object, int64_t count, const std::string& prefix) {
+        const Choice choice{
+            .is_sigmoid = nb::cast<std::string>(nb::str(object.attr("scoring"))) == "sigmoid",
+            .num_groups = nb::cast<int64_t>(object.attr("num_groups")),
+            .num_chosen_groups = nb::cast<int64_t>(object.attr("num_chosen_groups")),
+            .best_of_group = nb::cast<int64_t>(object.attr("best_of_group")),
+            .weight_scale = nb::cast<double>(object.attr("weight_scale")),
+        };
+        const bool is_divided = choice.num_groups >= 1 && count % choice.num_groups == 0
+            && choice.num_chosen_groups >= 1 && choice.num_chosen_groups <= choice.num_groups
+            && choice.best_of_group >= 1 && choice.best_of_group <= count / choice.num_groups;
+        if (!is_divided) {
+            raise_value_error(prefix + "choice.num_groups",
+                "a divisor of " + std::to_string(count) + " experts, and others within it",
+                std::to_string(choice.num_groups));
+        }
+        return choice;
+    }
+
     Experts mixture(nb::handle object, nb::object router, const std::string& prefix) {
         Experts experts{};
         const nb::object mlps = object.attr("matrices");
@@ -105,6 +149,10 @@ private:
             read(std::move(router), prefix + "router", MatrixShape{count, sizes_.hidden});
         experts.num_chosen = nb::cast<int64_t>(object.attr("num_chosen"));
         experts.normalizes_weights = nb::cast<bool>(object.attr("normalizes_weights"));
+        experts.choice = choice(object.attr("choice"), count, prefix);
+        if (nb::object bias = object.attr("score_bias"); !bias.is_none()) {
+            experts.score_bias = read(std::move(bias), prefix + "score_bias", count);
+        }
         if (experts.num_chosen < 1 || experts.num_chosen > count) {
             raise_value_error(prefix + "num_chosen", "1 to " + std::to_string(count) + " experts",
                 std::to_string(experts.num_chosen));
@@ -238,8 +286,8 @@ OwnedModel read_model(const ModelArguments& arguments) {
         model.lm_head = reader.read(weights.attr("lm_head"), "lm_head", shape);
     }
     model.inverse_frequencies = reader.numbers(nb::borrow(arguments.inverse_frequencies),
-        "inverse_frequencies", {2, model.sizes.num_ropes, model.sizes.head_dim / 2},
-        "[2, number of ropes, head_dim / 2]");
+        "inverse_frequencies", {2, model.sizes.num_ropes, model.sizes.rope_dim / 2},
+        "[2, number of ropes, rope_dim / 2]");
     return owned;
 }
 

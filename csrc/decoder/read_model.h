@@ -18,7 +18,7 @@ struct ModelArguments {
     bool is_bfloat16;  // activations, embedding and KV; else float32
     double norm_eps;
     std::vector<int64_t> sliding_windows;  // of each layer; 0: none
-    nanobind::handle inverse_frequencies;  // [2, number of ropes, head_dim / 2] float32
+    nanobind::handle inverse_frequencies;  // [2, number of ropes, rope_dim / 2] float32
     std::vector<double> rope_scales;
     std::vector<int64_t> layer_ropes;  // which of them a layer has
     Arithmetic arithmetic;

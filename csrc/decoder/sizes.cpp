@@ -16,6 +16,17 @@ void check_share(const char* name, int64_t first, int64_t count, int64_t total) 
     }
 }
 
+void check_latent(const Sizes& sizes) {
+    const Latent& latent = sizes.latent;
+    check_at_least("latent.rope_dim", latent.rope_dim, 2);
+    check_at_least("latent.nope_dim", latent.nope_dim, 1);
+    check_at_least("latent.value_dim", latent.value_dim, 1);
+    check_at_least("latent.query_rank", latent.query_rank, 0);
+    if (latent.rank + latent.rope_dim != sizes.head_dim || sizes.model_kv_heads != 1) {
+        raise_value_error("latent", "one KV head, of rank + rope_dim", "otherwise");
+    }
+}
+
 }  // namespace
 
 void check_at_least(const char* name, int64_t value, int64_t least) {
@@ -34,9 +45,11 @@ void check_sizes(const Sizes& sizes, int64_t num_layers) {
             "a multiple of " + std::to_string(sizes.num_kv_heads) + " KV heads",
             std::to_string(sizes.num_heads));
     }
-    if (sizes.head_dim % 2 != 0) {
-        raise_value_error("head_dim", "an even number", std::to_string(sizes.head_dim));
+    if (sizes.rope_dim % 2 != 0) {
+        const char* name = sizes.is_latent() ? "rope_dim" : "head_dim";
+        raise_value_error(name, "an even number", std::to_string(sizes.rope_dim));
     }
+    if (sizes.is_latent()) check_latent(sizes);
     check_share("first_token_id", sizes.first_token_id, sizes.num_token_ids, sizes.vocab);
     check_share("first_kv_head", sizes.first_kv_head, sizes.num_kv_heads, sizes.model_kv_heads);
     check_share("first_layer", sizes.first_layer, num_layers, sizes.pool_layers);

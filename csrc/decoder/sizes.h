@@ -5,6 +5,18 @@
 
 namespace pdserve::decoder {
 
+// Of latent attention: pdserve.engine.models.latent.LatentShape. Of each head, but for the ranks.
+struct Latent {
+    int64_t rank = 0;  // of the latent vector; 0: heads have keys and values of their own
+    int64_t rope_dim = 0;
+    int64_t nope_dim = 0;
+    int64_t value_dim = 0;
+    int64_t query_rank = 0;  // 0: queries are made of the residual stream
+    float norm_eps = 0;
+
+    int64_t query_dim() const { return nope_dim + rope_dim; }
+};
+
 // Those of one rank, where there are several: a stage has some of the layers, and a tensor-parallel
 // rank a share of the heads, of the inner width and of the vocabulary.
 struct Sizes {
@@ -18,7 +30,9 @@ struct Sizes {
     int64_t model_kv_heads;  // of the whole model: the pool has these
     int64_t first_kv_head;
     int64_t num_kv_heads;
-    int64_t head_dim;
+    int64_t head_dim;  // of rows in the pool
+    int64_t rope_dim;  // what is rotated of a head: all, but with latent attention
+    Latent latent;
     bool norms_heads_together;  // all queries and all keys of a token; else each head
 
     // As the weights and other settings have them.
@@ -34,7 +48,13 @@ struct Sizes {
         return norms_heads_together ? num_kv_heads * head_dim : head_dim;
     }
     int64_t query_width() const { return num_heads * head_dim; }
-    int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+    int64_t qkv_width() const {
+        return is_latent() ? query_width() : (num_heads + 2 * num_kv_heads) * head_dim;
+    }
+    bool is_latent() const { return latent.rank > 0; }
+    int64_t num_planes() const { return is_latent() ? 1 : 2; }  // of the pool
+    // What attention_out takes.
+    int64_t values_width() const { return is_latent() ? num_heads * latent.value_dim : query_width(); }
 };
 
 // Raises ValueError: they contradict each other, or a stage of so many layers.

@@ -50,8 +50,10 @@ void Mixture::compute(const Experts& experts, const Buffers& buffers, int64_t nu
 void Mixture::share(const Experts& experts, const Buffers& buffers, int64_t num_rows,
     const Adapter* const* adapters) {
     const void* rows = buffers.normed;
-    products_.multiply(experts.shared_weight, rows, num_rows, Result::kStoreFloat,
-        buffers.shared_scores, 0, adapters);
+    if (experts.weighs_shared()) {
+        products_.multiply(experts.shared_weight, rows, num_rows, Result::kStoreFloat,
+            buffers.shared_scores, 0, adapters);
+    }
     products_.multiply(experts.shared.gate_up, rows, num_rows, model_.arithmetic.gated,
         buffers.inner, 0, adapters);
     products_.multiply(experts.shared.down, buffers.inner, num_rows, Result::kStoreFloat,
@@ -131,8 +133,9 @@ void Mixture::sum(const Experts& experts, const Buffers& buffers, int64_t first_
         const ExpertChoice::Chosen* chosen = choice_.of(first_row + row);
         float* target = out + row * hidden;
         const float* shared = buffers.shared_rows + (first_row + row) * hidden;
-        const float share = experts.has_shared() ? weight_of(buffers.shared_scores[first_row + row])
-                                                 : 0.0f;
+        const float share = experts.weighs_shared()
+            ? weight_of(buffers.shared_scores[first_row + row])
+            : 1.0f;
         for (int64_t first = 0; first < hidden; first += kTotals, target += kTotals) {
             const int64_t count = std::min(kTotals, hidden - first);
             float totals[kTotals] = {};

@@ -29,7 +29,7 @@ void locate(const attention::Step& step, int block_size, int64_t* slots) {
 }
 
 void turn(const Model& model, const int64_t* positions, int64_t num_tokens, float* cos_sin) {
-    const int64_t num_angles = model.sizes.head_dim / 2;
+    const int64_t num_angles = model.sizes.rope_dim / 2;
     const auto turn_token = [&](int64_t rope, int64_t token) {
         float* cosines = cos_sin + (rope * num_tokens + token) * 2 * num_angles;
         float* sines = cosines + num_angles;

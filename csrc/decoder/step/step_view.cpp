@@ -68,8 +68,9 @@ void StepView::check_pool(const Model& model) const {
     const int64_t row_elements =
         model.sizes.head_dim + (attention::is_coded(pool_.format) ? attention::kScaleBytes : 0);
     pool_.tensor.expect_shape(
-        {-1, model.sizes.pool_layers, 2, model.sizes.model_kv_heads, -1, row_elements},
-        "[num_blocks, num_layers, 2, num_kv_heads, block_size, row]");
+        {-1, model.sizes.pool_layers, model.sizes.num_planes(), model.sizes.model_kv_heads, -1,
+            row_elements},
+        "[num_blocks, num_layers, num_planes, num_kv_heads, block_size, row]");
 }
 
 void StepView::check_sampled(const Model& model) const {

@@ -94,6 +94,10 @@ class _Reading:
         self.targets = Targets.of(self.plan)
 
     def adapter(self) -> Adapter:
+        if self.plan.config.latent is not None:
+            raise AdapterRefused(
+                f"{self.file}: adapters of models with latent attention are not served"
+            )
         self._sort()
         parts: dict[str, LowRank] = {}
         ends = {name: self.modules.pop(name, {}) for name in (EMBEDDING, HEAD)}

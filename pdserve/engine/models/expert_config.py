@@ -68,6 +68,9 @@ class Choice:
     weight_scale: float = 1.0  # of the weights
 
 
+SOFTMAX: Final = Choice()
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
     """The mixtures of a model, which are all alike."""
@@ -80,7 +83,7 @@ class ExpertConfig:
     names: ExpertNames
     shared_size: int = 0  # width of one more, which all tokens have; 0: none
     weighs_shared: bool = True  # by a sigmoid
-    choice: Choice = Choice()
+    choice: Choice = SOFTMAX
 
 
 def no_experts(fields: JsonFields, num_layers: int) -> ExpertConfig | None:
@@ -154,7 +157,7 @@ def deepseek_v2_experts(fields: JsonFields, num_layers: int) -> ExpertConfig:
         raise fields.error("scoring_func", "softmax for this architecture")
     if fields.boolean("norm_topk_prob", False):  # libraries disagree about what it scales
         raise fields.error("norm_topk_prob", "false for this architecture")
-    return _deepseek_experts(fields, num_layers, Choice(), has_groups=method != "greedy")
+    return _deepseek_experts(fields, num_layers, SOFTMAX, has_groups=method != "greedy")
 
 
 def deepseek_v3_experts(fields: JsonFields, num_layers: int) -> ExpertConfig:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from pdserve.engine.models.json_fields import JsonFields
 
-LATENT_NORM_EPS = 1e-6  # whatever config.json says of other norms
-
 
 @dataclass(frozen=True, slots=True)
 class LatentShape:
@@ -27,6 +25,7 @@ class LatentShape:
     nope_dim: int  # of queries and keys, that is not
     value_dim: int
     query_rank: int | None  # queries are made of a latent vector of theirs; None: they are not
+    norm_eps: float = 1e-6  # of latent vectors, whatever config.json says of other norms
 
     @property
     def query_dim(self) -> int:

@@ -18,7 +18,7 @@ from pdserve.engine.attention import LayerKv, WritingAttention
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import GATED, Linear, head_norm, rms_norm
 from pdserve.engine.models.config import ModelConfig
-from pdserve.engine.models.latent import LATENT_NORM_EPS, LatentShape
+from pdserve.engine.models.latent import LatentShape
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.models.stage_ends import Finals, StageEnds
 from pdserve.engine.plan.model import ModelPlan
@@ -169,13 +169,13 @@ class TorchDecoder:
         source, mixer = normed, layer.mixer
         if shape.query_rank is not None:
             latent = mixer["query_latent"](normed)
-            source = rms_norm(latent, layer.norms["query_latent_norm"], LATENT_NORM_EPS)
+            source = rms_norm(latent, layer.norms["query_latent_norm"], shape.norm_eps)
         queries = mixer["queries"](source).view(len(normed), -1, shape.query_dim)
         nope, rope = torch.split(queries, [shape.nope_dim, shape.rope_dim], dim=-1)
         absorbed = _of_heads(layer.heads["key"], nope)
         sizes = [shape.rank, shape.rope_dim]
         kept, turned = torch.split(mixer["latent"](normed), sizes, dim=-1)
-        kept = rms_norm(kept, layer.norms["latent_norm"], LATENT_NORM_EPS)
+        kept = rms_norm(kept, layer.norms["latent_norm"], shape.norm_eps)
         row = torch.cat([kept[:, None], rotate(turned[:, None], *angles)], dim=-1)
         return torch.cat([absorbed, rotate(rope, *angles)], dim=-1), row, None
 

@@ -64,7 +64,7 @@ class NativeDecoder:
         self._shard = shard
         self._steps = steps
         own, layers, tokens = shard.of(config), shard.layers(config), shard.share(config.vocab_size)
-        ropes = LayerRopes(config.ropes[layers.start : layers.stop], config.head_dim, self.device)
+        ropes = LayerRopes(config.ropes[layers.start : layers.stop], config.rope_dim, self.device)
         self._decoder = _native.Decoder(
             weights,
             num_heads=own.num_heads,
@@ -95,6 +95,7 @@ class NativeDecoder:
             first_layer=layers.start - first_pool_layer,
             pool_layers=config.num_layers - first_pool_layer,
             group=None if steps is None else steps.group,
+            latent=config.latent,
         )
         self._adapters: dict[str, NativeAdapter] = {}  # by digest
         self._decoders = [self._decoder]  # that have them, with those beside this one

@@ -162,6 +162,13 @@ def _layer(layer: LayerPlan, arrays: Tensors) -> NativeLayer:
     experts, choice = None, layer.mlp.choice
     if choice is not None:
         each = [linears(expert) for expert in layer.mlp.experts]
-        experts = NativeExperts(each, choice.num_chosen, choice.normalizes_weights)
+        bias = layer.mlp.score_bias
+        experts = NativeExperts(
+            each,
+            choice.num_chosen,
+            choice.normalizes_weights,
+            choice.choice,
+            None if bias is None else arrays[bias.tensor],
+        )
     norms = {name: arrays[norm.tensor] for name, norm in layer.norms.items()}
-    return NativeLayer(norms, linears(layer.matrices), experts)
+    return NativeLayer(norms, linears(layer.matrices), experts, [*map(linears, layer.heads)])

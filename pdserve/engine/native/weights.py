@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from pdserve.engine.models.expert_config import SOFTMAX, Choice
 from pdserve.engine.native.linear import PackedLinear
 
 
@@ -17,6 +18,8 @@ class NativeExperts:
     matrices: list[dict[str, PackedLinear]]  # of each expert, all of one size
     num_chosen: int  # of the experts, for each token
     normalizes_weights: bool  # those of the chosen ones add up to 1
+    choice: Choice = SOFTMAX
+    score_bias: Tensor | None = None  # [number of experts] float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,9 @@ class NativeLayer:
     """One layer: what there is of it, csrc/decoder/model.h says by name and size."""
 
     norms: dict[str, Tensor]  # float32
-    matrices: dict[str, PackedLinear]  # all but those of experts
+    matrices: dict[str, PackedLinear]  # all but those of experts and heads
     experts: NativeExperts | None
+    heads: list[dict[str, PackedLinear]] = field(default_factory=list)  # of latent attention
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,9 @@ def load_decoder(
             that are not finite.
     """
     assert device.type in plan.form.devices, "the node has refused this"
-    if plan.config.latent is not None:
-        raise ModelError("the model has latent attention (MLA), which is not computed here yet")
     if device.type != "cpu":
+        if plan.config.latent is not None:
+            raise ModelError("the model has latent attention (MLA), which is computed on CPUs only")
         from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
 
         weights = load_torch_weights(checkpoint, plan, dtype, device, on_progress)

@@ -90,11 +90,16 @@ def small_model(dtype: torch.dtype = torch.float32, seed: int = 0, **fields: Any
         if isinstance(layer.mlp, Experts):
             for matrices in (layer.mlp.router, layer.mlp.gate_up, layer.mlp.down):
                 fill(matrices.weight, 1.5 * matrices.weight.shape[-1] ** -0.5)
+            fill(layer.mlp.score_bias, 0.2)
+            if layer.mlp.shared is not None:
+                linears += [layer.mlp.shared.mlp.gate_up, layer.mlp.shared.mlp.down]
         else:
             linears += [layer.mlp.gate_up, layer.mlp.down]
         for linear in linears:
             fill(linear.weight, 1.5 * linear.weight.shape[1] ** -0.5)
             fill(linear.bias, 0.2)
+        for stack in layer.heads.values():
+            fill(stack.weight, 1.5 * stack.weight.shape[-1] ** -0.5)
         for norm in layer.norms.values():
             fill(norm, 0.1, 1.0)
         if layer.qk_norm is not None:

@@ -39,6 +39,23 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 40,
     "norm_topk_prob": True,
 }
+LATENT: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_key_value_heads": 4,
+    "q_lora_rank": 44,
+    "kv_lora_rank": 52,
+    "qk_nope_head_dim": 28,
+    "qk_rope_head_dim": 12,
+    "v_head_dim": 20,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
 
 
 class Case(NamedTuple):
@@ -46,6 +63,7 @@ class Case(NamedTuple):
     form: WeightForm
     has_experts: bool
     kv: KvDtype | None = None  # None: as dtype
+    is_latent: bool = False
 
 
 CASES = [
@@ -60,6 +78,9 @@ CASES = [
     Case(torch.bfloat16, BFLOAT16, False, KvDtype.INT8),
     Case(torch.bfloat16, INT8, True, KvDtype.FP8),
     Case(torch.float32, FLOAT32, False, KvDtype.INT8),
+    Case(torch.float32, FLOAT32, True, is_latent=True),
+    Case(torch.bfloat16, BFLOAT16, True, is_latent=True),
+    Case(torch.bfloat16, INT8, True, KvDtype.FP8, is_latent=True),
 ]
 BLOCK_SIZE = 16
 MAX_TOKENS = 160
@@ -78,6 +99,7 @@ def model(case: Case) -> SmallModel:
     """With a window in one layer or experts, and sizes that fill no tile evenly."""
     window = {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
     fields = EXPERTS if case.has_experts else window
+    fields = LATENT if case.is_latent else fields
     return small_model(
         case.dtype, hidden_size=72, intermediate_size=104, attention_bias=True, **fields
     )
