@@ -54,13 +54,10 @@ class GgufPart:
 
     def bad_row(self) -> int | None:
         """The first row of a matrix with a scale that is not finite; None: there is none."""
-        scales = self.tensor.type.scales
-        if not scales or len(self.shape) == 1:
+        kind = self.tensor.type
+        if not kind.has_scales or len(self.shape) == 1:
             return None
-        blocks = self._blocks(*map(range, self.shape))
-        # A float16 is an infinity or a NaN if all bits of its exponent are set.
-        exponents = blocks[:, :, [place + 1 for place in scales]] & 0x7C
-        is_bad = (exponents == 0x7C).any(axis=(1, 2))
+        is_bad = kind.are_bad(self._blocks(*map(range, self.shape))).any(axis=1)
         return int(is_bad.argmax()) if is_bad.any() else None
 
     def _blocks(self, rows: range, columns: range) -> NDArray[np.uint8]:

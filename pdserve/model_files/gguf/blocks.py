@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from pdserve.model_files.gguf.codes import CODED, CodedType
 
+# 255 is a NaN, and with these two the largest codes are infinities.
+_MAX_POWER: Final = 252
+
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
@@ -28,6 +31,7 @@ class BlockType:
     bytes: int  # of a block
     plain: Callable[[Bytes], Floats] | None = None  # decodes [blocks, bytes]; None: it is coded
     scales: tuple[int, ...] = ()  # places of a block's float16 scales and minimums
+    power: int | None = None  # place of its scale, if that is an exponent of 2
 
     @property
     def coded(self) -> CodedType | None:
@@ -51,6 +55,20 @@ class BlockType:
         stored = np.frombuffer(data, np.uint8, len(rows) * row_bytes, rows.start * row_bytes)
         first, last = columns.start // self.elements, -(-columns.stop // self.elements)
         return stored.reshape(len(rows), -1, self.bytes)[:, first:last]
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether a scale of a block may be one that no weight can have."""
+        return bool(self.scales) or self.power is not None
+
+    def are_bad(self, blocks: Bytes) -> NDArray[np.bool_]:
+        """Which blocks have a scale that is not finite: [..., bytes] -> [...]."""
+        if self.power is not None:
+            return blocks[..., self.power] > _MAX_POWER
+        # A float16 is an infinity or a NaN if all bits of its exponent are set.
+        exponents = blocks[..., [place + 1 for place in self.scales]] & 0x7C
+        found: NDArray[np.bool_] = (exponents == 0x7C).any(axis=-1)
+        return found
 
     def decode(self, blocks: Bytes) -> Floats:
         """Return what blocks stand for: [blocks, bytes] -> [blocks, elements]."""
@@ -94,5 +112,5 @@ TYPES: Final[dict[int, BlockType]] = {
     20: BlockType("IQ4_NL", 32, 18, scales=(0,)),
     23: BlockType("IQ4_XS", 256, 136, scales=(0,)),
     30: BlockType("BF16", 1, 2, _bfloat16),
-    39: BlockType("MXFP4", 32, 17),
+    39: BlockType("MXFP4", 32, 17, power=0),
 }

@@ -218,13 +218,18 @@ def test_what_would_compute_something_else_is_refused_by_name(
         Node.load(tmp_path / "m.gguf")
 
 
-def test_a_scale_that_is_not_finite_is_found_where_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "block_bytes", "scale"), [("Q8_0", 34, b"\xff\x7f"), ("MXFP4", 17, b"\xff")]
+)
+def test_a_scale_that_is_not_finite_is_found_where_it_is(
+    kind: str, block_bytes: int, scale: bytes, tmp_path: Path
+) -> None:
     file = tmp_path / "m.gguf"
-    as_gguf(make_checkpoint(tmp_path / "made", "llama"), file, lambda name: "Q8_0")
+    as_gguf(make_checkpoint(tmp_path / "made", "llama"), file, lambda name: kind)
     tensor = read_gguf(file).tensors["blk.1.ffn_up.weight"]
     content = bytearray(file.read_bytes())
-    row = 7 * 2 * 34  # of 64 columns
-    content[tensor.offset + row : tensor.offset + row + 2] = b"\xff\x7f"
+    row = 7 * 2 * block_bytes  # of 64 columns
+    content[tensor.offset + row : tensor.offset + row + len(scale)] = scale
     file.write_bytes(content)
     with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj.* NaN .* in row 7"):
         Node.load(file)
