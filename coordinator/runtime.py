@@ -44,6 +44,7 @@ from coordinator.tenants import Readers, Tenants
 from coordinator.ticks import ticking
 from coordinator.tracing.otlp import make_tracing
 from pdserve.metrics import CoordinatorMetrics, pieces_of_all
+from pdserve.model_files.gguf.model import forget_files
 from pdserve.protocol import Welcome
 from pdserve.protocol.status import CoordinatorStatus
 from pdserve.protocol.version import PROTOCOL
@@ -124,6 +125,7 @@ class Coordinator:
                 self._tracing.listens_on(config.host, http.port)
             await nodes.set_serving(True)
             go_on(self._app[CONTEXT], self._app[STORE], self._models.ready)
+            forget_files()
             freeze_loaded_objects()
             with LoopWatch() as watch:
                 self._metrics.watch_loop(watch)

@@ -20,7 +20,7 @@ from pdserve.protocol import NodeHello
 from pdserve.shared.errors import ConfigError, InvalidRequest
 
 log = logging.getLogger(__name__)
-_MODEL_SHAPE = ("layers", "KV heads", "head_dim", "dtype")  # as in KvLayout.model_shape
+_MODEL_SHAPE = ("layers", "KV heads", "head_dim", "dtype", "attention")  # KvLayout.model_shape
 _HASHES = 1 << 32
 
 

@@ -26,6 +26,7 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.transports.catalog import IN_CLEAR
 from pdserve.engine.interface import Runner, StepReport
 from pdserve.engine.model_runner import ModelRunner
+from pdserve.model_files.gguf.model import forget_files
 from pdserve.node.assembly import ModelFacts, make_parts, use_loaded
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
@@ -281,6 +282,7 @@ class Node:
 
     async def serve(self, runner: Runner, signals: StopSignals) -> None:
         """Accept legs until SIGTERM, then finish those in progress, within `drain_s`."""
+        forget_files()
         freeze_loaded_objects()
         with LoopWatch() as watch:
             self._parts.metrics.watch_loop(watch)

@@ -49,6 +49,14 @@ def open_gguf(path: Path) -> GgufModel:
     return _open(tuple((part, _stamp(part)) for part in part_paths(path)))
 
 
+def forget_files() -> None:
+    """Let go of files that were read, of whose vocabularies nothing else is needed.
+
+    Texts and scores of 262,144 tokens are 40 MB. Who asks for a file again reads it again.
+    """
+    _open.cache_clear()
+
+
 def part_paths(path: Path) -> list[Path]:
     """The files of the model of which this is one. Raises ModelError: one is missing."""
     match = SPLIT_NAME.fullmatch(path.name)
