@@ -178,6 +178,7 @@ class Coordinator:
             absent=self._models.absent(),
             desired_nodes=self._models.desired_nodes(),
             costs=None if self._costs is None else self._costs.now(),
+            adapters=self._models.adapter_states(),
         )
 
     def _journey_ended(self, journey: Journey, prompt: PromptHashes) -> None:

@@ -23,7 +23,9 @@ from coordinator.adapters.known import KnownAdapters, Version
 from coordinator.adapters.orders import AdapterOrders
 from coordinator.nodes.registry import Member, Registry
 from coordinator.ticks import ticking
+from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import AdapterLoaded
+from pdserve.protocol.status import AdapterStatus
 from pdserve.shared.clock import Clock
 from pdserve.shared.errors import (
     AdaptersFull,
@@ -148,6 +150,33 @@ class Adapters:
             for member in self._hosts():
                 self._have(member, version)
 
+    def states(self) -> list[AdapterStatus]:
+        """Return what there is to tell of each adapter."""
+        states = [
+            AdapterStatus(
+                name=version.name,
+                digest=version.digest,
+                num_bytes=version.num_bytes,
+                nodes=[m.node_id for m in self._serving.registry if version.digest in m.adapters],
+                refusals=self._refusals(version.name),
+            )
+            for version in self.known
+        ]
+        pending = [name for name in self._declared if name not in self.known]
+        return states + [AdapterStatus(name=n, refusals=self._refusals(n)) for n in pending]
+
+    def watch(self, metrics: CoordinatorMetrics) -> None:
+        """Add the gauges of adapters."""
+        metrics.watch("adapters", "Adapters that are served by name", lambda: len(self.known))
+        metrics.watch(
+            "cold_adapters",
+            "Those that no pair of nodes has now: their next request waits for it",
+            lambda: sum(not self._serving.can_route(version.digest) for version in self.known),
+        )
+
+    def _refusals(self, name: str) -> dict[str, str]:
+        return {node_id: why for (node_id, of), why in self.failures.items() if of == name}
+
     # ---- load, unload --------------------------------------------------------------------------
 
     async def load(
@@ -186,6 +215,8 @@ class Adapters:
             if self._table is not None:
                 await self._table.drop(name)
             self.known.retire(name)
+            for failure in [failure for failure in self.failures if failure[1] == name]:
+                del self.failures[failure]
             log.info("adapter %s is served no longer", name)
         self.settle()
 

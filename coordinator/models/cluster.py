@@ -100,6 +100,7 @@ class ModelCluster:
         self.pools: Final = Pools(
             config, self.registry, router, admission, metrics, incarnation, clock
         )
+        self.adapters.watch(metrics)
         self.registry.on_changed(self._look_ready)
 
     @property

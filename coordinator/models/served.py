@@ -17,7 +17,7 @@ from coordinator.nodes.registry import Member
 from coordinator.requests.flow import FlowProcess
 from coordinator.text.parts import ToolFormat
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol.status import AbsentNode, CoordinatorStatus, RoleName
+from pdserve.protocol.status import AbsentNode, AdapterStatus, CoordinatorStatus, RoleName
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.settings.values import parse_adapters
@@ -111,6 +111,11 @@ class ServedModels:
     def adapters_with(self, name: str) -> Adapters | None:
         """Return the adapters that one of this name is among; None: there is none."""
         return next((c.adapters for c in self.clusters if name in c.adapters.known), None)
+
+    def adapter_states(self) -> list[AdapterStatus]:
+        """Return what there is to tell of all adapters, by name."""
+        states = [state for cluster in self.clusters for state in cluster.adapters.states()]
+        return sorted(states, key=lambda state: state.name)
 
     def absent(self) -> list[AbsentNode]:
         """Return the nodes that are missed, each once, those first that are missed for longest."""

@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from pdserve.findings.adapters import adapter_findings
 from pdserve.findings.certificates import certificate_findings
 from pdserve.findings.clocks import clock_findings
 from pdserve.findings.coordinators import attachment_findings
@@ -34,6 +35,7 @@ _OF_ALL: Final[tuple[Check, ...]] = (
     call_findings,
     loop_findings,
     draft_findings,
+    adapter_findings,
     weight_findings,
     clock_findings,
     attachment_findings,

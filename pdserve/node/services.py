@@ -109,6 +109,11 @@ class Services:
         return self._prefill.num_pinned_blocks
 
     @property
+    def num_adapters(self) -> int:
+        """Adapters that are loaded."""
+        return len(self._parts.adapters)
+
+    @property
     def num_claimed(self) -> int:
         """Streams of lost coordinators that went on at another one."""
         return self._orphans.num_claimed

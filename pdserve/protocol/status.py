@@ -108,6 +108,16 @@ class RecentCalls(Message, frozen=True, kw_only=True):
     failed: dict[str, int] = {}  # through no fault of their clients, by error code
 
 
+class AdapterStatus(Message, frozen=True, kw_only=True):
+    """An adapter that clients may ask for."""
+
+    name: str
+    digest: str = ""  # empty: one of the settings, that is not loaded yet
+    num_bytes: int = 0
+    nodes: list[str] = []  # that have it; others load it when a request needs it
+    refusals: dict[str, str] = {}  # why nodes could not load it, by node id; "": why none did
+
+
 class CoordinatorStatus(Message, frozen=True, kw_only=True):
     """The process that answers."""
 
@@ -123,6 +133,7 @@ class CoordinatorStatus(Message, frozen=True, kw_only=True):
     absent: list[AbsentNode] = []
     desired_nodes: dict[RoleName, int] = {}  # that each pool should have; empty: not known yet
     costs: TokenCosts | None = None  # of the last minutes; None: it does not know what nodes cost
+    adapters: list[AdapterStatus] = []  # by name
 
 
 class WaitingClass(Message, frozen=True):

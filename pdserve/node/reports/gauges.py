@@ -91,6 +91,7 @@ def watch_services(metrics: NodeMetrics, services: Services) -> None:
     watch("running_requests", "Requests in the batch", lambda: len(engine.queues.running))
     watch("waiting_requests", "Requests that wait for room", lambda: services.num_waiting)
     watch("legs", "Legs in progress", lambda: len(services.legs))
+    watch("adapters", "Adapters that are loaded", lambda: services.num_adapters)
     text = "Streams of lost coordinators that went on at another one"
     metrics.count("claimed_streams", text, lambda: services.num_claimed)
     watch("blocks", "KV blocks of the pool", lambda: pool.num_blocks)

@@ -13,7 +13,9 @@ from typing import Any
 import aiohttp
 import openai
 
+from coordinator.adapters.life import Adapters
 from coordinator.api import ApiConfig, HttpServer, RequestSummary, create_app
+from coordinator.api.adapters import add_adapter_routes
 from coordinator.api.context import CONTEXT, ApiContext
 from coordinator.jobs.routes import add_job_routes
 from coordinator.jobs.storage.database import Database
@@ -98,6 +100,7 @@ async def served(
     https_dir: Path | None = None,
     tool_format: ToolFormat | None = None,
     jobs: Database | None = None,
+    adapters: Adapters | None = None,
     **config: Any,
 ) -> AsyncIterator[Harness]:
     """The API on a real socket."""
@@ -110,6 +113,7 @@ async def served(
         tool_format=tool_format,
         embedding=embedding_model,
         scoring=scoring,
+        adapters=adapters,
     )
     app = create_app(
         Catalog([model]),
@@ -122,6 +126,10 @@ async def served(
     )
     add_stateful_routes(app, store)
     add_job_routes(app, jobs, beat_s=0.02)
+    if adapters is not None:
+        of_name = dict.fromkeys((None, *model.names), adapters)
+        known = adapters.known
+        add_adapter_routes(app, of_name.__getitem__, lambda n: adapters if n in known else None)
     timeout = aiohttp.ClientTimeout(total=30)
     async with (
         HttpServer(app, https_dir=https_dir) as server,

@@ -12,6 +12,7 @@ from pdserve.findings.finding import Finding, Level
 from pdserve.protocol import DraftState, LinkState
 from pdserve.protocol.status import (
     AbsentNode,
+    AdapterStatus,
     ClusterStatus,
     CoordinatorStatus,
     FailingPeer,
@@ -68,6 +69,20 @@ def test_it_is_told_what_is_guessed_and_why_nothing_is() -> None:
         "decode-1: a token a step, as speculation.mode is off",
         "decode-0 has guessed 40 tokens by text (75% right)",
     ]
+
+
+def test_adapters_are_named_with_what_nodes_lack_them_for() -> None:
+    adapters = [
+        AdapterStatus(name="sql", digest="a" * 32, nodes=["prefill-0"], refusals={"decode-0": "x"}),
+        AdapterStatus(name="poems", refusals={"": "rank 0"}),
+    ]
+    told = [f for f in findings(cluster(replace(PROCESS, adapters=adapters))) if f.advice]
+    assert [(f.level, f.what) for f in told if f.check == "adapters"] == [
+        (Level.WARNING, "decode-0 is without sql: x"),
+        (Level.PROBLEM, "poems, of the settings, is not served: rank 0"),
+    ]
+    all_told = [f.what for f in findings(cluster(replace(PROCESS, adapters=adapters)))]
+    assert "1 of 2 are on nodes: sql" in all_told
 
 
 def test_an_older_coordinator_that_tells_less_is_no_problem() -> None:
