@@ -156,7 +156,7 @@ class FakeGeneration:
             stop_token_id=step.stop_token_id,
             accepted=step.accepted,
             refused=step.refused,
-            cached_tokens=3 if index == 0 else 0,
+            cached_tokens=3 if index == 0 else 50,  # a decode node has pulled them all
             prompt_logprobs=None if index else self._prompt_logprobs(),
             embedding=b"" if self.request.sampling.pooling is None else self._embedding(),
         )
