@@ -74,7 +74,7 @@ def read_model_files(
     vocab_size = checkpoint.config().get("vocab_size")
     num_ids = vocab_size if isinstance(vocab_size, int) else None  # nodes say what is wrong
     tokenizer = Tokenizer.from_checkpoint(checkpoint.path, num_ids, chat_template)
-    _check_vocabulary(tokenizer, checkpoint)
+    check_vocabulary(tokenizer, checkpoint)
     embedding = embedding_model(checkpoint, answers.pooling)
     own_name = checkpoint.model_id if config.model else DEMO_MODEL_NAME
     return ModelFiles(
@@ -86,7 +86,7 @@ def read_model_files(
     )
 
 
-def _check_vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
+def check_vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
     """Raise TokenizerError if text can become tokens that the model does not have.
 
     Special tokens are only warned of: many models have one, for padding, that is never used.

@@ -14,7 +14,7 @@ import pytest
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.gguf.blocks import TYPES
 from pdserve.model_files.gguf.container import read_gguf
-from pdserve.model_files.gguf.model import open_gguf
+from pdserve.model_files.gguf.model import forget_files, open_gguf
 from pdserve.model_files.stored_types import stored_types
 from pdserve.shared.errors import ModelError, UnknownArchitecture
 from tests.gguf_files import gguf
@@ -60,6 +60,13 @@ def test_blocks_are_decoded_bit_for_bit_as_the_formats_package_does(code: int) -
     if kind.has_scales:
         assert is_bad.any()
         assert np.array_equal(kind.are_bad(blocks), is_bad)
+
+
+def test_a_file_is_read_once_until_it_is_forgotten(file: Path) -> None:
+    model = open_gguf(file)
+    assert open_gguf(file) is model
+    forget_files()
+    assert open_gguf(file) is not model
 
 
 def test_values_and_tensors_are_read(file: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,17 @@ def test_a_quantised_checkpoint_is_told_with_its_format(
     assert found["served"] == "yes"
     edit_config(tmp_path / "q", quantization_config={"quant_method": "quanto"})
     assert "(quanto): take a GGUF" in told(capsys, tmp_path / "q", FAILED)["served"]
+
+
+def test_a_vocabulary_beyond_the_models_is_told_as_a_coordinator_would(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.copytree(CHECKPOINT_PATH, tmp_path / "m")
+    file = tmp_path / "m" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["vocab"]["beyond"] = 5000
+    file.write_text(json.dumps(tokenizer))
+    assert "such as beyond (5000), that the model" in told(capsys, file.parent, FAILED)["served"]
 
 
 def test_what_is_not_served_is_told_as_far_as_it_is_read(
