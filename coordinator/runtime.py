@@ -273,6 +273,7 @@ class Coordinator:
                 else:  # of several models nobody knows which one lines are for
                     num_lines = runner.places.num_running if len(clusters) == 1 else 0
                     cluster.pools.look(num_requests, num_lines)
+            self._models.look()
             if self._costs is not None:
                 self._costs.tick()
 

@@ -22,11 +22,14 @@ from coordinator.nodes.absent import Absent
 from coordinator.nodes.registry import Member, Registry, Shares
 from coordinator.nodes.revisions import Revisions
 from coordinator.pools.pools import Pools
+from coordinator.pools.wakes import AwakeNode, ModelNow, Waiting, needed_pools
 from coordinator.requests.flow import Flow, FlowProcess, FlowTimes, WantedNodes
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.settings.config import CoordinatorConfig
+from pdserve.protocol import NodeRole
+from pdserve.settings.config import CoordinatorConfig, Mode
+from pdserve.settings.models import NumNodes
 from pdserve.settings.values import parse_shares
 from pdserve.shared.clock import Clock
 from pdserve.shared.slo import AUTO, ServiceClasses
@@ -67,12 +70,16 @@ class ModelCluster:
         self.names: Final = files.names
         self.registered_name: Final = files.name if files.registered else ""
         self.metrics: Final = metrics
+        least = files.registered.min if files.registered else NumNodes()
+        self._least = {NodeRole.PREFILL: least.prefill, NodeRole.DECODE: least.decode}
+        self._clock = clock
         self.registry: Final = Registry()
         self.absent: Final = Absent(self.registry)
         self._ready: Final = ready
         if config.routing.slo_classes == [AUTO]:
             MeasuredPromises(self.registry, classes)
         admission = self._make_admission(config, classes, in_flight, share_quotas)
+        self._line = admission.line
         router = Router(self.registry, config.mode, config.routing.router)
         self.adapter_orders: Final = AdapterOrders(self.registry)
         serving = Serving(
@@ -88,10 +95,11 @@ class ModelCluster:
             admission,
             metrics,
             model=files.name,
+            max_model_len=files.max_model_len,
             times=FlowTimes(config.timeouts.request_s, config.timeouts.resume_s),
             wanted=WantedNodes(
                 revision_of=self.revisions.choose,
-                are_awaited=config.routing.sleep_after_s > 0,
+                are_awaited=config.routing.sleep_after_s > 0 or self._may_sleep(config.mode),
                 comes_back=lambda role: config.restarts and self.absent.misses(role),
                 adapter_missing=self.adapters.missing,
             ),
@@ -102,6 +110,19 @@ class ModelCluster:
         )
         self.adapters.watch(metrics)
         self.registry.on_changed(self._look_ready)
+
+    def now(self) -> ModelNow:
+        """Return what decides whether its nodes wake and sleep."""
+        now_s = self._clock.now()
+        return ModelNow(
+            name=self.name,
+            least=self._least,
+            nodes=[_as_seen(member) for member in self.registry],
+            waiting=[
+                Waiting(one.request.slo.tenant, one.waited_s(now_s), one.within_s)
+                for one in self._line
+            ],
+        )
 
     @property
     def ordered(self) -> Ordered:
@@ -128,6 +149,24 @@ class ModelCluster:
             lowest_priority=classes.lowest.priority,
         )
 
+    def _may_sleep(self, mode: Mode) -> bool:
+        """Whether a pool that it needs may have no node: then its requests wait for one."""
+        return bool(self.registered_name) and not all(
+            any(self._least[role] for role in pool) for pool in needed_pools(mode)
+        )
+
     def _look_ready(self, _: Member) -> None:
         if self.flow.is_ready():
             self._ready.set()
+
+
+def _as_seen(member: Member) -> AwakeNode:
+    load, hello = member.load, member.hello
+    return AwakeNode(
+        node_id=member.node_id,
+        incarnation=hello.incarnation,
+        role=member.role,
+        is_ready=member.is_ready,
+        num_requests=load.running_requests + load.waiting_requests,
+        may_become=frozenset(hello.may_become),
+    )

@@ -27,6 +27,7 @@ class ModelFiles:
     tokenizer: Tokenizer
     embedding: EmbeddingModel
     scoring: ScoringModel
+    max_model_len: int | None = None  # until a node of a model that may sleep says its own
     registered: RegisteredModel | None = None  # what the file of models says; None: there is none
 
     @property
@@ -43,7 +44,7 @@ class ModelFiles:
 def read_all_model_files(config: CoordinatorConfig) -> list[ModelFiles]:
     """Read those of each model that the coordinator is to serve. Raises as `read_model_files`."""
     if not config.models:
-        return [read_model_files(config.checkpoint, config.answers)]
+        return [replace(read_model_files(config.checkpoint, config.answers), max_model_len=None)]
     check_alone(config.models, config.checkpoint)
     found = []
     for name, model in read_models(config.models).models.items():
@@ -54,7 +55,8 @@ def read_all_model_files(config: CoordinatorConfig) -> list[ModelFiles]:
             files = read_model_files(checkpoint, config.answers, model.chat_template)
         except PdserveError as error:
             raise type(error)(f"{config.models}: models.{name}: {error.message}") from error
-        found.append(replace(files, registered=model))
+        most = [n for n in (files.max_model_len, model.max_model_len) if n]
+        found.append(replace(files, registered=model, max_model_len=min(most, default=None)))
     return found
 
 
@@ -71,7 +73,8 @@ def read_model_files(
     checkpoint = resolve_checkpoint(
         config.model or str(CHECKPOINT_PATH), config.revision, with_weights=False
     )
-    vocab_size = checkpoint.config().get("vocab_size")
+    values = checkpoint.config()
+    vocab_size, most = values.get("vocab_size"), values.get("max_position_embeddings")
     num_ids = vocab_size if isinstance(vocab_size, int) else None  # nodes say what is wrong
     tokenizer = Tokenizer.from_checkpoint(checkpoint.path, num_ids, chat_template)
     check_vocabulary(tokenizer, checkpoint)
@@ -82,6 +85,7 @@ def read_model_files(
         name=config.served_model_name or own_name,
         tokenizer=tokenizer,
         embedding=embedding,
+        max_model_len=most if isinstance(most, int) else None,
         scoring=scoring_model(checkpoint, tokenizer, embedding, answers.scoring),
     )
 

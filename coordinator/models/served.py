@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,9 +15,11 @@ from coordinator.models.cluster import ModelCluster
 from coordinator.models.files import ModelFiles
 from coordinator.models.model import Catalog, Model, make_model
 from coordinator.nodes.registry import Member
+from coordinator.pools.wakes import Wakes, needed_pools
 from coordinator.requests.flow import FlowProcess
 from coordinator.text.parts import ToolFormat
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import Drain
 from pdserve.protocol.status import AbsentNode, AdapterStatus, CoordinatorStatus, RoleName
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CoordinatorConfig
@@ -24,6 +27,10 @@ from pdserve.settings.values import parse_adapters
 from pdserve.shared.clock import Clock
 from pdserve.shared.errors import ModelNotFound
 from pdserve.shared.slo import ServiceClasses
+
+log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.01  # from a request that waits to a look at who should wake: one for many
 
 
 class ServedModels:
@@ -68,6 +75,12 @@ class ServedModels:
             )
             for number, files in enumerate(all_files)
         ]
+        self._wakes = Wakes(needed_pools(config.mode))
+        if not is_one:
+            self._watch(metrics)
+        self._incarnation = incarnation
+        self._next_look: asyncio.TimerHandle | None = None  # for who has begun to wait
+        self._clock = clock
         self._loads = {cluster.name: (0, 0) for cluster in self.clusters}
         self.catalog: Final = Catalog(
             [
@@ -132,6 +145,23 @@ class ServedModels:
                 total[role] = total.get(role, 0) + number
         return total
 
+    def look(self) -> None:
+        """Have nodes become those of the models that need them more, if this one leads."""
+        clusters = self.clusters
+        leads = all(cluster.registry.are_led_by(self._incarnation) for cluster in clusters)
+        if len(clusters) == 1 or not leads:
+            return
+        orders = self._wakes.decide([c.now() for c in clusters], self._clock.now())
+        for order in orders:
+            member = self.of_node(order.node_id).registry.find(order.node_id)
+            if member is not None:
+                log.info("%s is to become a node of %s", order.node_id, order.model)
+                member.send(Drain(become=order.model))
+
+    def _look_now(self) -> None:
+        self._next_look = None
+        self.look()
+
     async def begin(self) -> None:
         """Start what makes prompts, while nodes are still loading."""
         await asyncio.gather(*(model.tokenizer.begin() for model in self.catalog))
@@ -141,6 +171,12 @@ class ServedModels:
         others = [cluster for index, cluster in enumerate(self.clusters) if index != number]
         is_model = any(name in cluster.names for cluster in self.clusters)
         return is_model or any(name in cluster.adapters.known for cluster in others)
+
+    def _watch(self, metrics: CoordinatorMetrics) -> None:
+        metrics.count_each(
+            "wakes", "Nodes told to become one of a model", "model", lambda: self._wakes.num_ordered
+        )
+        metrics.watch("wake_seconds", "What a wake is taken to take", lambda: self._wakes.wake_s)
 
     def _part(self, process: FlowProcess, number: int) -> FlowProcess:
         """What one of several models is told of the process; the first one tells of it."""
@@ -155,6 +191,8 @@ class ServedModels:
         self._loads[self.clusters[number].name] = inflight, waiting
         sums = [sum(numbers) for numbers in zip(*self._loads.values(), strict=True)]
         self._on_load(sums[0], sums[1])
+        if waiting and self._next_look is None:
+            self._next_look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_now)
         if sums[1] > waiting:
             for cluster in self.clusters:
                 cluster.flow.look()

@@ -108,11 +108,13 @@ class Flow:
         model: str,
         times: FlowTimes,
         clock: Clock | None = None,
+        max_model_len: int | None = None,
         wanted: WantedNodes = WantedNodes(),
         process: FlowProcess = FlowProcess(),
     ) -> None:
         """
         Args:
+            max_model_len: what its files allow, as long as no node has said more; None: unknown.
             wanted: which nodes requests are for, and wait for.
             process: that this is in.
         """
@@ -126,7 +128,7 @@ class Flow:
         self._wanted = wanted
         self._process = process
         self._running: dict[str, RunningRequest] = {}
-        self._max_model_len: int | None = None
+        self._max_model_len = max_model_len
         self._prefix_watch = PrefixWatch(metrics, self._clock)
         self._dispatcher = Dispatcher(
             router, admission, metrics, self._clock, wanted.adapter_missing
@@ -179,7 +181,7 @@ class Flow:
     def max_model_len(self) -> int | None:
         """The most tokens per request that every member can hold, or that the last ones could.
 
-        None before there was any.
+        Before there was any, what the model's files say, if they were read; else None.
         """
         lengths = [member.hello.max_model_len for member in self._registry]
         if lengths:

@@ -194,6 +194,11 @@ class RunningRequest:
             and not (sibling.has_token_one or sibling._has_ended)
         ]
 
+    @property
+    def within_s(self) -> float:
+        """Seconds from its start in which its first token is promised; else all that it has."""
+        return self.request.slo.ttft_s or self._deadline_s
+
     def waited_s(self, now_s: float) -> float:
         """Return the seconds since the request was started."""
         return now_s - self._started_s

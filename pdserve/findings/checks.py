@@ -12,7 +12,7 @@ from pdserve.findings.certificates import certificate_findings
 from pdserve.findings.clocks import clock_findings
 from pdserve.findings.coordinators import attachment_findings
 from pdserve.findings.drafts import draft_findings
-from pdserve.findings.finding import Check, Finding, Level
+from pdserve.findings.finding import Check, Finding, Level, ok
 from pdserve.findings.links import pair_findings, transport_findings
 from pdserve.findings.load import call_findings, load_findings
 from pdserve.findings.nodes import node_findings
@@ -40,6 +40,7 @@ _OF_ALL: Final[tuple[Check, ...]] = (
     clock_findings,
     attachment_findings,
 )
+_ASLEEP: Final = ok("pools", "asleep: a node wakes for the next request")
 _WORST_FIRST: Final = (Level.PROBLEM, Level.WARNING, Level.OK)
 
 
@@ -56,11 +57,15 @@ def _by_model(check: Check, status: ClusterStatus) -> list[Finding]:
     """Check each of several models by itself, and say which one is meant."""
     if not status.models:
         return check(status)
-    return [
-        replace(found, what=f"{model.name}: {found.what}")
-        for model in status.models
-        for found in check(status.of_model(model))
-    ]
+    told = []
+    for model in status.models:
+        part = status.of_model(model)
+        if part.nodes or not model.ready:
+            found = check(part)
+        else:  # it sleeps
+            found = [_ASLEEP] if check is pool_findings else []
+        told += [replace(one, what=f"{model.name}: {one.what}") for one in found]
+    return told
 
 
 def worst_first(found: list[Finding]) -> list[Finding]:

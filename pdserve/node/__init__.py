@@ -1,6 +1,6 @@
 """What prefill and decode nodes share. A process is both: its role is a label that may change.
 
-Who runs it: `pdserve prefill` and `pdserve decode` (`commands/cli/node.py`) give `runtime.run` the
+Who runs it: `pdserve prefill` and `pdserve decode` (`commands/cli/node.py`) give `lives.run` the
 constructors of the two services, `prefill_node.service` and `decode_node.service`.
 
 Read first:

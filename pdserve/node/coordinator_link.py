@@ -78,8 +78,8 @@ class LegReceiver(Protocol):
         """Change to this pool if that is possible; legs in progress are finished."""
         ...
 
-    def drain(self) -> None:
-        """Begin to drain, as after SIGTERM."""
+    def drain(self, become: str) -> None:
+        """Begin to drain, as after SIGTERM; then go on with this model, unless it is empty."""
         ...
 
     def load_adapter(self, order: LoadAdapter, link: CoordinatorLink) -> None:
@@ -166,7 +166,8 @@ class CoordinatorLink:
                 self._stream = self._outbox = None
                 self._drain_seen.set()  # a lost coordinator sends no more legs
                 self._receiver.coordinator_lost(self)
-            await asyncio.sleep(pause_s)
+            if not self._is_leaving:
+                await asyncio.sleep(pause_s)
 
     async def wait_drain_seen(self) -> None:
         """After DRAINING was reported: wait until the coordinator cannot send further legs."""
@@ -239,8 +240,8 @@ class CoordinatorLink:
                 self._receiver.claim(message, self)
             case SetRole(role=role):
                 self._receiver.set_role(role)
-            case Drain():
-                self._receiver.drain()
+            case Drain(become=become):
+                self._receiver.drain(become)
             case LoadAdapter():
                 self._receiver.load_adapter(message, self)
             case UnloadAdapter(digest=digest):

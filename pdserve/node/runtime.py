@@ -14,11 +14,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
-import uvloop
 from msgspec.structs import replace
 
 import pdserve
@@ -34,7 +34,7 @@ from pdserve.node.engine_watch import EngineWatch, unless_rank_lost
 from pdserve.node.memory.growth import MemoryGrowth
 from pdserve.node.memory.kv_memory import commit_if_asked, make_kv_memory, prefill_refusal
 from pdserve.node.prefixes.exports import PrefixExports
-from pdserve.node.prefixes.host_tier import TierBlocks, make_tier_blocks
+from pdserve.node.prefixes.host_tier import TierBlocks
 from pdserve.node.reports.gauges import (
     BusyShare,
     load_report,
@@ -53,75 +53,53 @@ from pdserve.node.reports.step_costs import PerfFeed, ProfileWatch, SampleLog
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.services import Services
 from pdserve.node.sessions.server import SessionServer
-from pdserve.node.split_cores.phases import Phases, check_splits
+from pdserve.node.split_cores.phases import Phases
 from pdserve.node.standby import Standby
-from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
-from pdserve.node.start.draft import plan_models
+from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
-from pdserve.node.start.model import NodeModel, set_threads, share_of
+from pdserve.node.start.model import NodeModel
 from pdserve.node.start.other_ranks import start_other_ranks
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, Sickness
 from pdserve.protocol.version import PROTOCOL
 from pdserve.rules.cores import Slowdowns
 from pdserve.rules.late import has_late_last
 from pdserve.settings.config import NodeConfig
-from pdserve.settings.models import node_of_model
 from pdserve.shared.addresses import format_address, is_loopback
 from pdserve.shared.errors import NodeSick
 from pdserve.shared.process.collector import freeze_loaded_objects
 from pdserve.shared.process.exit_codes import SICK
 from pdserve.shared.process.loop_watch import LoopWatch
 from pdserve.shared.process.may_pass import config_error
-from pdserve.shared.process.open_files import raise_file_limit
 from pdserve.shared.process.signals import StopSignals, end_process_after
 from pdserve.wire import session_pb2_grpc
 from pdserve.wire.certificate_end import CertificateEnd
 from pdserve.wire.channel import Server
-from pdserve.wire.security import Security, check_exposure
+from pdserve.wire.security import Security
 
 log = logging.getLogger(__name__)
 
-# A node has a few connections to each other node, beside files of its own. This is for thousands.
-MOST_FILES = 1 << 16
 SICK_END_S = 3.0  # for telling everybody that it is sick, after which a node ends in any case
 MOST_REASON = 500  # characters
-SWITCH_INTERVAL_S = 0.0005  # how long the engine's thread may have to wait for the interpreter lock
 
 
-def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
-    """Run a node, initially in this role, until it has drained.
+@dataclass(frozen=True)
+class Planned:
+    """A node that has not loaded yet."""
 
-    Raises:
-        PdserveError: it cannot start; says why.
-    """
-    check_exposure(config.security, config.host)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    raise_file_limit(MOST_FILES)
-    cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
-    log.info("%s", cores.describe())
-    set_threads(cores.of_rank(0, share_of(config.engine).num_ranks).num_threads)
-    use_service_cores(cores)
-    name, config = node_of_model(config)
-    model = plan_models(config)
-    check_splits(config, role, cores, model)
-    tier_blocks = make_tier_blocks(config, model)
-    uvloop.run(_live(config, name, role, cores, model, tier_blocks, make))
+    config: NodeConfig
+    role: NodeRole
+    model: NodeModel
+    tier_blocks: TierBlocks | None = None
+    name: str = ""  # its model's in the file of models; empty: there is no such file
+    may_become: Sequence[str] = ()  # other models of that file
 
 
-async def _live(
-    config: NodeConfig,
-    name: str,
-    role: NodeRole,
-    cores: CorePlan,
-    model: NodeModel,
-    tier_blocks: TierBlocks | None,
-    make: ServiceFactories,
-) -> None:
-    signals = StopSignals()
-    node = Node(
-        config, role, cores, model, tier_blocks, make, name=name, on_drain=signals.drain.set
-    )
+async def live(
+    planned: Planned, cores: CorePlan, make: ServiceFactories, signals: StopSignals
+) -> tuple[str, NodeRole]:
+    """Live until drained; returns the model to go on with, if there is one, and the pool."""
+    node = Node(planned, cores, make, drain=signals.drain.set)
     try:
         await node.listen()
         loading = asyncio.create_task(node.load())
@@ -135,6 +113,7 @@ async def _live(
             await node.serve(await loading, signals)
     finally:
         await node.close()
+    return node.becomes, node.role
 
 
 class Node:
@@ -142,19 +121,19 @@ class Node:
 
     def __init__(
         self,
-        config: NodeConfig,
-        role: NodeRole,
+        planned: Planned,
         cores: CorePlan,
-        model: NodeModel,
-        tier_blocks: TierBlocks | None,
         make: ServiceFactories,
         *,
-        name: str = "",
-        on_drain: Callable[[], None] = lambda: None,
+        drain: Callable[[], None] = lambda: None,
     ) -> None:
-        """`name`: the model's in the file of models; empty: there is none."""
+        """`drain` has `serve` end as a signal would: a coordinator has asked for that."""
+        config, role, model = planned.config, planned.role, planned.model
+        self.becomes = ""  # the model to go on with when this one has drained; empty: none
+        self._drain = drain
         self._config = config
-        self._name = name
+        self._name = planned.name
+        self._may_become = planned.may_become
         self._model = model
         self._cores = cores
         self._phases: Phases | None = None  # of a node that splits its cores, once it has loaded
@@ -169,7 +148,7 @@ class Node:
         self.loading = Loading(config, cores, model, memory, ranks.others)
         served, hosts = ModelFacts.of(model), ranks.kv_hosts
         self._parts = parts = make_parts(
-            config, role, served, memory, tier_blocks, lambda: self._state, hosts
+            config, role, served, memory, planned.tier_blocks, lambda: self._state, hosts
         )
         self._services = services = Services(
             parts,
@@ -177,7 +156,7 @@ class Node:
             role,
             prefill_refusal=prefill_refusal(config, memory),
             on_role=self._given_role,
-            on_drain=on_drain,
+            on_drain=self._asked_to_drain,
         )
         self._standby = Standby(parts.node_id, self._report_load)
         services.sessions.on_silent = self._report_load  # others are sent another way at once
@@ -211,6 +190,11 @@ class Node:
         watch_sickness(parts.metrics, lambda: Sickness.of(self._sick_reason))
         watch_perf(parts.metrics, parts.perf)
         watch_prefix_exports(parts.metrics, self._prefixes)
+
+    @property
+    def role(self) -> NodeRole:
+        """The pool that it works for."""
+        return self._services.role
 
     async def listen(self) -> None:
         """Open every port and start joining the coordinators.
@@ -283,7 +267,8 @@ class Node:
     async def serve(self, runner: Runner, signals: StopSignals) -> None:
         """Accept legs until SIGTERM, then finish those in progress, within `drain_s`."""
         forget_files()
-        freeze_loaded_objects()
+        if not self._may_become:
+            freeze_loaded_objects()
         with LoopWatch() as watch:
             self._parts.metrics.watch_loop(watch)
             self._loop_lag_s = watch.longest_lag_s
@@ -392,7 +377,13 @@ class Node:
             late_last=has_late_last(self._config.policy.prefill_policy),
             weights=self._model.weights,
             model_name=self._name,
+            may_become=list(self._may_become),
         )
+
+    def _asked_to_drain(self, become: str) -> None:
+        if self._state is not NodeState.DRAINING:  # what it was asked first counts
+            self.becomes = become
+        self._drain()
 
     def _make_link(self, address: str, hello: NodeHello) -> CoordinatorLink:
         def say_hello() -> NodeHello:

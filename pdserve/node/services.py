@@ -52,7 +52,7 @@ class Services:
 
     `prefill_refusal` says why the node cannot be a prefill node; empty: it can. `on_role` is called
     when a coordinator has given it a role, also the one that it has, and `on_drain` when one asks
-    it to drain.
+    it to drain, with the model that it is to go on with.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Services:
         *,
         prefill_refusal: str = "",
         on_role: Callable[[], None] = lambda: None,
-        on_drain: Callable[[], None] = lambda: None,
+        on_drain: Callable[[str], None] = lambda become: None,
     ) -> None:
         self.role = role
         self.prefill_refusal = prefill_refusal
@@ -200,10 +200,11 @@ class Services:
         """As LegReceiver.unload_adapter."""
         self._parts.adapters.unload(digest, link)
 
-    def drain(self) -> None:
+    def drain(self, become: str) -> None:
         """As LegReceiver.drain."""
-        log.info("%s was asked to drain", self._parts.node_id)
-        self._on_drain()
+        follows = f", and to become one of {become}" if become else ""
+        log.info("%s was asked to drain%s", self._parts.node_id, follows)
+        self._on_drain(become)
 
     def set_role(self, role: NodeRole) -> None:
         """As LegReceiver.set_role; a node that cannot change logs why."""

@@ -149,6 +149,7 @@ class NodeHello(Message, frozen=True):
     short_len: int = 0  # tokens of the longest request that is not long (`Prompt.is_long`); 0: any
     weights: str = ""  # what they are stored, packed and computed with as, for people
     model_name: str = ""  # in the file of models that it read; empty: it read none
+    may_become: list[str] = []  # other models of that file, as a node of which it could go on
 
 
 class Welcome(Message, frozen=True):
@@ -166,7 +167,9 @@ class SetRole(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """Finish what runs and end, as after SIGTERM."""
+    """Finish what runs and end, as after SIGTERM; or go on as a node of another model."""
+
+    become: str = ""  # one of its hello's `may_become`; empty: it ends
 
 
 class DrainSeen(Message, frozen=True):

@@ -44,6 +44,7 @@ class RegisteredModel(ConfigStruct, frozen=True):
 
     source: Annotated[str, Meta(min_length=1)]  # as --model
     revision: str | None = None  # as --revision
+    digest: str = ""  # what its checkpoint's revision begins with; empty: it may be any
     aliases: list[str] = msgspec.field(default_factory=list)
     chat_template: str = ""  # a file; empty: the checkpoint's own
     dtype: str | None = None  # None of these: what the node has been started with
@@ -96,8 +97,17 @@ def read_models(file: str) -> ModelsFile:
     """
     path = Path(file).expanduser()
     try:
-        values = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the models file {path}: {error}") from error
+    return parse_models(text, path)
+
+
+def parse_models(text: str, path: Path) -> ModelsFile:
+    """Read what is, or is to be, in the file at `path`. Raises as `read_models`."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"cannot read the models file {path}: {error}") from error
     try:
         found = msgspec.convert(values, ModelsFile)
@@ -122,6 +132,27 @@ def node_of_model(config: NodeConfig) -> tuple[str, NodeConfig]:
     name, model = file.find(config.checkpoint.model or next(iter(file.models)))
     engine = model.engine(config.engine)
     return name, replace(config, checkpoint=model.checkpoint, engine=engine)
+
+
+def check_digest(file: str, name: str, revision: str) -> None:
+    """Raise ConfigError: a model of the file is pinned to other files than those of `revision`."""
+    digest = read_models(file).models[name].digest
+    if not revision.startswith(digest):
+        raise ConfigError(
+            f"{file}: models.{name} is pinned to {digest[:12]}, but its files are "
+            f"{revision[:12]}: bring the old ones back, or pin it anew (pdserve models)"
+        )
+
+
+def other_models(config: NodeConfig, name: str) -> list[str]:
+    """Return the models of a node's file that it could serve instead of the one of this name.
+
+    None where ranks in other processes or on other hosts have loaded the model, too.
+    """
+    has_ranks = config.engine.tensor_parallel > 1 or config.engine.pipeline_parallel > 1
+    if not name or has_ranks or config.engine.rank_hosts:
+        return []
+    return [other for other in read_models(config.models).models if other != name]
 
 
 def _check(file: ModelsFile) -> None:

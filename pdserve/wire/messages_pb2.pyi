@@ -368,8 +368,10 @@ class SetRole(_message.Message):
     def __init__(self, role: _Optional[int] = ...) -> None: ...
 
 class Drain(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("become",)
+    BECOME_FIELD_NUMBER: _ClassVar[int]
+    become: str
+    def __init__(self, become: _Optional[str] = ...) -> None: ...
 
 class DrainSeen(_message.Message):
     __slots__ = ()
@@ -394,7 +396,7 @@ class TransportReach(_message.Message):
     def __init__(self, name: _Optional[str] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to", "program_version", "protocol", "late_last", "weights", "short_len", "model_name")
+    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to", "program_version", "protocol", "late_last", "weights", "short_len", "model_name", "may_become")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -416,6 +418,7 @@ class NodeHello(_message.Message):
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SHORT_LEN_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
+    MAY_BECOME_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     role: int
@@ -437,7 +440,8 @@ class NodeHello(_message.Message):
     weights: str
     short_len: int
     model_name: str
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ..., protocol: _Optional[int] = ..., late_last: bool = ..., weights: _Optional[str] = ..., short_len: _Optional[int] = ..., model_name: _Optional[str] = ...) -> None: ...
+    may_become: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ..., protocol: _Optional[int] = ..., late_last: bool = ..., weights: _Optional[str] = ..., short_len: _Optional[int] = ..., model_name: _Optional[str] = ..., may_become: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LinkState(_message.Message):
     __slots__ = ("peer", "transport", "reason")

@@ -69,18 +69,16 @@ class NodeProcess(Process):
         self._config = config
         self._role = role
         self._model = made_model(num_blocks)
-        self.life: asyncio.Task[None] | None = None
+        self.life: asyncio.Task[Any] | None = None
 
     def start(self, ended: Callable[[NodeProcess], None]) -> None:
         """Begin; `ended` is called when it has drained, or has ended itself."""
         self.life = self.spawn(
-            runtime._live(
-                self._config,
-                self._role,
+            runtime.live(
+                runtime.Planned(self._config, self._role, self._model),
                 None,  # type: ignore[arg-type]  # no cores
-                self._model,
-                None,
                 SERVICES,
+                self.signals,  # type: ignore[arg-type]
             )
         )
         self.life.add_done_callback(lambda _: ended(self))

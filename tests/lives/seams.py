@@ -98,7 +98,6 @@ def seams(network: Network, pulls: Pulls, random: Random) -> Iterator[None]:
         (runtime, "Node", LifeNode),
         (runtime, "Server", lambda *_: Server(network)),
         (runtime, "MetricsServer", _NoMetricsServer),
-        (runtime, "StopSignals", lambda: PROCESS.get().signals),  # type: ignore[union-attr]
         (runtime, "LoopWatch", partial(nullcontext, SimpleNamespace(longest_lag_s=float))),
         (runtime, "freeze_loaded_objects", lambda: None),
         (runtime, "end_process_after", lambda seconds, code: None),

@@ -23,16 +23,18 @@ class StopSignals:
     """Signal handlers of the running event loop. Once set, an event stays set."""
 
     def __init__(self) -> None:
-        self.drain = asyncio.Event()
+        self.drain = asyncio.Event()  # also set by who wants the same without a signal
         self.now = asyncio.Event()
+        self.has_heard = False  # of a signal
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(signum, self._received)
 
     def _received(self) -> None:
-        if self.drain.is_set() and not self.now.is_set():
+        if self.has_heard and not self.now.is_set():
             self.now.set()
             end_process_after(NOW_S, FORCED)
+        self.has_heard = True
         self.drain.set()
 
 

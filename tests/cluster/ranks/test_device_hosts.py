@@ -37,7 +37,7 @@ def fork_ranks() -> None:
 
 def as_on_gpus() -> None:
     """Models are planned as for GPUs, where the ranks of a stage may be on several hosts."""
-    from pdserve.node import runtime
+    from pdserve.node import lives
     from pdserve.node.start import draft, model
 
     def planned(config: NodeConfig) -> model.NodeModel:
@@ -45,7 +45,7 @@ def as_on_gpus() -> None:
 
     fork_ranks()
     model.check_host_stages = lambda share: None
-    runtime.plan_models = planned
+    lives.plan_models = planned
 
 
 class GpuChild(ForkedChild):

@@ -34,7 +34,7 @@ def as_on_gpus() -> None:
 
     Those of decode-0 are started as ever.
     """
-    from pdserve.node import runtime
+    from pdserve.node import lives
     from pdserve.node.device_ranks import start
     from pdserve.node.start.draft import plan_models
     from pdserve.node.start.model import NodeModel
@@ -50,7 +50,7 @@ def as_on_gpus() -> None:
         return replace(plan_models(config), kernels=None)
 
     assert python is start._python
-    runtime.plan_models = planned
+    lives.plan_models = planned
 
 
 class GpuChild(ForkedChild):

@@ -115,7 +115,7 @@ class Receiver:
     def set_role(self, role: NodeRole) -> None:
         self.role = role
 
-    def drain(self) -> None:
+    def drain(self, become: str) -> None:
         self.state = NodeState.DRAINING
 
     def coordinator_lost(self, link: CoordinatorLink) -> None:

@@ -162,7 +162,7 @@ class SimulatedNode:
     def unload_adapter(self, digest: str, link: CoordinatorLink) -> None:
         """As LegReceiver.unload_adapter: it has none."""
 
-    def drain(self) -> None:
+    def drain(self, become: str) -> None:
         """As LegReceiver.drain: it is never asked to."""
 
     def coordinator_lost(self, link: CoordinatorLink) -> None:

@@ -114,7 +114,7 @@ async def test_nobody_is_told_of_a_pool_that_nobody_can_reach(
         memory = PrivatePool(NUM_BLOCKS, model.layout.block_bytes)
         monkeypatch.setattr(runtime, "make_kv_memory", lambda *_: memory)
     cores = plan_cores(config.engine, [0])
-    node = runtime.Node(config, NodeRole.DECODE, cores, model, None, SERVICES)
+    node = runtime.Node(runtime.Planned(config, NodeRole.DECODE, model), cores, SERVICES)
     listener = Listener()
     fill(node._parts.pool, [1, 2, 3])
     node._kv_events.attached(listener)

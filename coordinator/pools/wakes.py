@@ -1,0 +1,205 @@
+"""Which node wakes as which model: nodes that no model keeps for itself go where requests wait.
+
+A model is *asleep* without the nodes that its mode needs. Its weights are packed files, so a node
+wakes as it in the running process: it drains, gives its KV back, maps the other file, and joins
+anew. That costs whoever it served before, so one node is moved at a time and pool, by this rule:
+
+    gain   requests in line for a model that is asleep, or has been too busy for BUSY_S. Each counts
+           for one, and more the nearer its deadline is: two at the deadline. Those of a tenant
+           count for less the more wakes were made for it lately, so that it cannot thrash.
+    cost   requests that run on the node, or wait for its model if that would be asleep.
+
+A node is taken from the model where it costs least, if the gain is larger; never below a model's
+`min`, and not before it was awake for MIN_AWAKE_S. An order has failed if nothing has come of it in
+ORDER_S, or the node has come back as another model's. It is given again: at once after the first
+failure, later after longer and longer. No event loop, no messages: what there is comes in, orders
+come out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from coordinator.pools.role_changes import NEEDED
+from pdserve.protocol import NodeRole
+from pdserve.settings.config import Mode
+
+MIN_AWAKE_S: Final = 2.0
+BUSY_S: Final = 2.0
+ORDER_S: Final = 30.0
+LATELY_S: Final = 60.0  # for which a wake counts against the tenants that it was made for
+_FIRST_WAKE_S: Final = 1.0  # as long as none was seen
+_LEARNED: Final = 0.3  # share of the last wake in what the next one is taken to take
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request in line."""
+
+    tenant: str
+    waited_s: float
+    within_s: float  # it may wait that long in all
+
+
+@dataclass(frozen=True, slots=True)
+class AwakeNode:
+    """A member of a model's cluster."""
+
+    node_id: str
+    incarnation: str
+    role: NodeRole
+    is_ready: bool
+    num_requests: int  # running or waiting there
+    may_become: frozenset[str]  # names of models
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNow:
+    """One model as it is now."""
+
+    name: str
+    least: Mapping[NodeRole, int]  # nodes that are always its own
+    nodes: Sequence[AwakeNode]
+    waiting: Sequence[Waiting]
+
+    def has(self, roles: Iterable[NodeRole]) -> bool:
+        """Return whether it has a node in one of these pools, or one that is loading."""
+        return any(node.role in roles for node in self.nodes)
+
+
+def needed_pools(mode: Mode) -> list[frozenset[NodeRole]]:
+    """Return the pools of which a model needs a node each; where one of either will do, both."""
+    return [frozenset({role}) for role in NEEDED[mode]] or [frozenset(NodeRole)]
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """An order: this node is to become one of that model."""
+
+    node_id: str
+    model: str
+
+
+@dataclass(slots=True)
+class _Ordered:
+    model: str
+    role: NodeRole
+    incarnation: str  # of the node as it was
+    at_s: float
+
+
+@dataclass(slots=True)
+class Wakes:
+    """The policy of one coordinator."""
+
+    pools: Sequence[frozenset[NodeRole]]  # a model needs a node of each
+    wake_s: float = _FIRST_WAKE_S  # what a wake is taken to take
+    num_ordered: Counter[str] = field(default_factory=Counter)  # by model
+    _orders: dict[str, _Ordered] = field(default_factory=dict)  # by node id
+    _since_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # node |-> (life, ready)
+    _failed: dict[str, tuple[int, float]] = field(default_factory=dict)  # (times, when)
+    _made_for: deque[tuple[float, str]] = field(default_factory=deque)  # (when, tenant)
+
+    def decide(self, models: Sequence[ModelNow], now_s: float) -> list[Wake]:
+        """Return the orders to give now; they are taken to be given."""
+        self._follow(models, now_s)
+        wakes = []
+        for model in sorted(models, key=lambda m: -self._gain(m, now_s)):
+            num_failures, failed_s = self._failed.get(model.name, (0, 0.0))
+            if num_failures > 1 and now_s - failed_s < ORDER_S * (num_failures - 1):
+                continue
+            for pool in self.pools:
+                wake = self._wake(model, pool, models, now_s)
+                if wake is not None:
+                    wakes.append(wake)
+        return wakes
+
+    def _follow(self, models: Sequence[ModelNow], now_s: float) -> None:
+        """Note which orders have been carried out, and which have failed."""
+        ready = {}
+        for model in models:
+            for node in model.nodes:
+                life, _ = self._since_s.get(node.node_id, ("", 0.0))
+                if node.is_ready and life != node.incarnation:
+                    self._since_s[node.node_id] = node.incarnation, now_s
+                if node.is_ready:
+                    ready[node.node_id] = model.name, node.incarnation
+        here = {node.node_id for model in models for node in model.nodes} | self._orders.keys()
+        self._since_s = {name: since for name, since in self._since_s.items() if name in here}
+        for node_id, order in list(self._orders.items()):
+            name, incarnation = ready.get(node_id, ("", order.incarnation))
+            if incarnation != order.incarnation:
+                del self._orders[node_id]
+                if name == order.model:
+                    took_s = now_s - order.at_s
+                    self.wake_s += _LEARNED * (took_s - self.wake_s)
+                    self._failed.pop(name, None)
+                else:  # it has ended, and was started as what it was at first
+                    self._note_failure(order.model, now_s)
+            elif now_s - order.at_s >= ORDER_S:
+                del self._orders[node_id]
+                self._note_failure(order.model, now_s)
+        while self._made_for and now_s - self._made_for[0][0] >= LATELY_S:
+            self._made_for.popleft()
+
+    def _note_failure(self, model: str, now_s: float) -> None:
+        num_failures, _ = self._failed.get(model, (0, 0.0))
+        self._failed[model] = num_failures + 1, now_s
+
+    def _gain(self, model: ModelNow, now_s: float) -> float:
+        lately = Counter(tenant for _, tenant in self._made_for)
+        return sum(
+            (1 + min(1.0, (one.waited_s + self.wake_s) / max(one.within_s, self.wake_s)))
+            / (1 + lately[one.tenant])
+            for one in model.waiting
+        )
+
+    def _wake(
+        self, model: ModelNow, pool: frozenset[NodeRole], models: Sequence[ModelNow], now_s: float
+    ) -> Wake | None:
+        """Return the order for a node of this pool, if the model needs one and one may be taken."""
+        is_coming = any(
+            order.model == model.name and order.role in pool for order in self._orders.values()
+        )
+        if not model.waiting or is_coming:
+            return None
+        longest_s = max(one.waited_s for one in model.waiting)
+        if model.has(pool) and (longest_s < BUSY_S or self._is_loading(model, pool)):
+            return None
+        found = [
+            (self._cost(other, node), self._since_s[node.node_id][1], node)
+            for other in models
+            if other is not model
+            for node in other.nodes
+            if node.role in pool and self._may_leave(other, node, model.name, now_s)
+        ]
+        if not found:
+            return None
+        cost, _, node = min(found, key=lambda one: one[:2])
+        if cost >= self._gain(model, now_s):
+            return None
+        self._orders[node.node_id] = _Ordered(model.name, node.role, node.incarnation, now_s)
+        self.num_ordered[model.name] += 1
+        for tenant in {one.tenant for one in model.waiting}:
+            self._made_for.append((now_s, tenant))
+        return Wake(node.node_id, model.name)
+
+    def _is_loading(self, model: ModelNow, pool: frozenset[NodeRole]) -> bool:
+        return any(node.role in pool and not node.is_ready for node in model.nodes)
+
+    def _may_leave(self, model: ModelNow, node: AwakeNode, name: str, now_s: float) -> bool:
+        if not node.is_ready or node.node_id in self._orders or name not in node.may_become:
+            return False
+        left = sum(
+            other.role is node.role and other.is_ready and other.node_id not in self._orders
+            for other in model.nodes
+        )
+        is_its_own = left <= model.least.get(node.role, 0)
+        return not is_its_own and now_s - self._since_s[node.node_id][1] >= MIN_AWAKE_S
+
+    def _cost(self, model: ModelNow, node: AwakeNode) -> int:
+        is_last = sum(other.role is node.role and other.is_ready for other in model.nodes) == 1
+        return node.num_requests + (len(model.waiting) if is_last else 0)

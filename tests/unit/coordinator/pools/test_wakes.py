@@ -1,0 +1,143 @@
+"""Which node wakes as which model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coordinator.pools.wakes import (
+    BUSY_S,
+    MIN_AWAKE_S,
+    ORDER_S,
+    AwakeNode,
+    ModelNow,
+    Waiting,
+    Wake,
+    Wakes,
+    needed_pools,
+)
+from pdserve.protocol import NodeRole
+
+P, D = NodeRole.PREFILL, NodeRole.DECODE
+ALL = frozenset("abc")
+
+
+def node(name: str, role: NodeRole = D, *, life: str = "1", busy: int = 0) -> AwakeNode:
+    return AwakeNode(name, life, role, is_ready=True, num_requests=busy, may_become=ALL)
+
+
+def loading(name: str) -> AwakeNode:
+    return AwakeNode(name, "2", D, is_ready=False, num_requests=0, may_become=ALL)
+
+
+def waits(number: int, waited_s: float = 0.0, within_s: float = 60.0, tenant: str = "") -> list:
+    return [Waiting(tenant, waited_s, within_s)] * number
+
+
+def model(
+    name: str,
+    nodes: Sequence[AwakeNode] = (),
+    waiting: Sequence[Waiting] = (),
+    least: Mapping[NodeRole, int] | None = None,
+) -> ModelNow:
+    return ModelNow(name, least or {}, nodes, waiting)
+
+
+def known(*models: ModelNow, mode: str = "colocated") -> tuple[Wakes, float]:
+    """A policy that has seen these nodes long enough ago that they may leave."""
+    wakes = Wakes(needed_pools(mode))  # type: ignore[arg-type]
+    assert wakes.decide(models, 0.0) == []
+    return wakes, MIN_AWAKE_S
+
+
+def test_a_model_without_nodes_gets_one_that_is_idle() -> None:
+    nodes = [node("d0", busy=2), node("d1")]
+    wakes, now_s = known(model("a", nodes), model("b"))
+    asked = [model("a", nodes), model("b", waiting=waits(1))]
+    assert wakes.decide(asked, now_s - 0.1) == []  # not awake for long enough
+    assert wakes.decide(asked, now_s) == [Wake("d1", "b")]
+    assert wakes.decide(asked, now_s) == []  # one is coming
+    assert wakes.num_ordered == {"b": 1}
+
+
+def test_a_wake_costs_requests_that_run() -> None:
+    busy = [node("d0", busy=3)]
+    wakes, now_s = known(model("a", busy), model("b"))
+    assert wakes.decide([model("a", busy), model("b", waiting=waits(2))], now_s) == []
+    late = waits(2, waited_s=60.0)  # each counts for two at its deadline
+    assert wakes.decide([model("a", busy), model("b", waiting=late)], now_s) == [Wake("d0", "b")]
+
+
+def test_the_last_node_of_a_model_is_missed_by_who_waits_for_it() -> None:
+    nodes = [node("d0")]
+    wakes, now_s = known(model("a", nodes), model("b"))
+    both = [model("a", nodes, waits(3)), model("b", waiting=waits(2))]
+    assert wakes.decide(both, now_s) == []
+
+
+def test_never_below_what_a_model_has_for_itself() -> None:
+    nodes = [node("d0"), node("d1")]
+    wakes, now_s = known(model("a", nodes, least={D: 1}), model("b"), model("c"))
+    asked = [
+        model("a", nodes, least={D: 1}),
+        model("b", waiting=waits(5)),
+        model("c", waiting=waits(4)),
+    ]
+    assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
+    left = [model("a", nodes[1:], least={D: 1}), *asked[1:]]
+    assert wakes.decide(left, now_s + 1.0) == []
+
+
+def test_a_node_of_each_pool_that_the_mode_needs() -> None:
+    nodes = [node("p0", P), node("d0", D)]
+    wakes, now_s = known(model("a", nodes), model("b"), mode="disaggregated")
+    asked = [model("a", nodes), model("b", waiting=waits(1))]
+    assert wakes.decide(asked, now_s) == [Wake("p0", "b"), Wake("d0", "b")]
+    wakes, now_s = known(model("a", nodes), model("b"), mode="adaptive")
+    assert wakes.decide(asked, now_s) == [Wake("p0", "b")]  # one of either pool will do
+
+
+def test_a_busy_model_gets_another_one_after_a_while() -> None:
+    nodes, own = [node("d0")], [node("d1", busy=9)]
+    wakes, now_s = known(model("a", nodes), model("b", own))
+    for waited_s, orders in ((BUSY_S / 2, []), (BUSY_S, [Wake("d0", "b")])):
+        asked = [model("a", nodes), model("b", own, waits(1, waited_s))]
+        assert wakes.decide(asked, now_s) == orders
+    coming = [model("a"), model("b", [*own, loading("d0")], waits(1, BUSY_S))]
+    assert wakes.decide(coming, now_s + 1.0) == []
+
+
+def test_tenants_take_turns_at_waking() -> None:
+    nodes = [node("d0")]
+    wakes, now_s = known(model("a", nodes), model("b"), model("c"))
+    greedy, other = waits(3, tenant="greedy"), waits(2, tenant="other")
+    asked = [model("a", nodes), model("b", waiting=greedy), model("c")]
+    assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
+    as_b = [node("d0", life="2")]
+    assert wakes.decide([model("a"), model("b", as_b), model("c")], now_s + 0.5) == []
+    both = [model("a", (), greedy), model("b", as_b), model("c", (), other)]
+    now_s += 0.5 + MIN_AWAKE_S
+    assert wakes.decide(both, now_s) == [Wake("d0", "c")]  # 3/2 against 2
+
+
+def test_what_a_wake_takes_is_learned() -> None:
+    nodes = [node("d0")]
+    wakes, now_s = known(model("a", nodes), model("b"))
+    first_s = wakes.wake_s
+    wakes.decide([model("a", nodes), model("b", waiting=waits(1))], now_s)
+    wakes.decide([model("a"), model("b", [node("d0", life="2")])], now_s + 0.2)
+    assert 0.2 < wakes.wake_s < first_s
+
+
+def test_a_wake_that_fails_is_tried_again_and_then_more_and_more_rarely() -> None:
+    nodes, now_s = [node("d0")], 0.0
+    wakes, now_s = known(model("a", nodes), model("b"))
+    asked = [model("a", nodes), model("b", waiting=waits(1))]
+    assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
+    nodes = [node("d0", life="2")]  # it was killed, and started again as what it was
+    asked = [model("a", nodes), model("b", waiting=waits(1))]
+    assert wakes.decide(asked, now_s + 1) == []
+    now_s += 1 + MIN_AWAKE_S
+    assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
+    assert wakes.decide(asked, now_s + ORDER_S) == []  # nothing has come of it
+    assert wakes.decide(asked, now_s + 2 * ORDER_S - 1) == []
+    assert wakes.decide(asked, now_s + 2 * ORDER_S) == [Wake("d0", "b")]
