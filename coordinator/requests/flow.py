@@ -112,12 +112,7 @@ class Flow:
         wanted: WantedNodes = WantedNodes(),
         process: FlowProcess = FlowProcess(),
     ) -> None:
-        """
-        Args:
-            max_model_len: what its files allow, as long as no node has said more; None: unknown.
-            wanted: which nodes requests are for, and wait for.
-            process: that this is in.
-        """
+        """`max_model_len`: what its files allow, until a node says its own; None: unknown."""
         self._registry = registry
         self._router = router
         self._admission = admission

@@ -92,6 +92,19 @@ def add_inspect_flags(parser: FlagParser) -> None:
     parser.add_argument("--revision", help="hub branch, tag or commit")
 
 
+def add_models_flags(parser: FlagParser) -> None:
+    """Of `pdserve models`."""
+    parser.add_argument("file", metavar="FILE", help="TOML file, as of --models")
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        choices=("list", "add", "remove", "pin", "unpin"),
+        help="add NAME SOURCE [KEY=VALUE ...]; of the others, NAME; default: list",
+    )
+    parser.add_argument("words", metavar="WORD", nargs="*", help="what that takes")
+
+
 def add_key_flags(parser: FlagParser) -> None:
     """Flags of `pdserve key`."""
     parser.add_argument("tenant", metavar="TENANT", help="name of the tenant in the key file")

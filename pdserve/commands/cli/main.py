@@ -20,6 +20,7 @@ from pdserve.commands.cli.command_flags import (
     add_doctor_flags,
     add_inspect_flags,
     add_key_flags,
+    add_models_flags,
     add_process_flags,
     add_record_flags,
     add_role_flags,
@@ -122,6 +123,7 @@ def build_parser() -> FlagParser:
     )
     add_status_flags(add("status", "show the nodes and the load of a running cluster", _status))
     add_role_flags(add("role", "move a node to the other pool", _role))
+    add_models_flags(add("models", "list, add, remove or pin the models of a file", _models))
     revisions = add("revisions", "show or share out which revisions of the model serve", _revisions)
     revisions.add_argument(
         "shares",
@@ -253,6 +255,12 @@ def _revisions(arguments: argparse.Namespace) -> int:
     from pdserve.commands.cli.running import revisions
 
     return revisions.run(arguments.url, arguments.shares, _trust(arguments))
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from pdserve.commands.cli import models
+
+    return models.run(arguments.file, arguments.action, arguments.words)
 
 
 def _key(arguments: argparse.Namespace) -> int:

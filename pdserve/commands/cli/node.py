@@ -6,7 +6,7 @@ The two services are combined here, because their packages do not import each ot
 from __future__ import annotations
 
 from decode_node.service import DecodeNode
-from pdserve.node import runtime
+from pdserve.node import lives
 from pdserve.node.roles import ServiceFactories
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig
@@ -21,4 +21,4 @@ def run(config: NodeConfig, role: NodeRole) -> None:
     Raises:
         PdserveError: it cannot start.
     """
-    runtime.run(config, role, SERVICES)
+    lives.run(config, role, SERVICES)
