@@ -361,7 +361,8 @@ class Adapters:
                     f"{path} holds different adapters on different nodes: {', '.join(digests)}",
                     "lora_path",
                 )
-            if not digests or not self._serving.can_route(digests[0]):
+            # Where none had an error it is verified, though others may have taken its place since.
+            if not digests or (errors and not self._serving.can_route(digests[0])):
                 raise _refusal(errors)
             self._check_bytes(name, loaded[0].num_bytes)
         except PdserveError:

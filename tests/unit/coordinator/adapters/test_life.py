@@ -89,6 +89,23 @@ async def test_a_node_that_dies_between_load_and_list_leaves_no_name(
     assert prefill.has == []
 
 
+async def test_one_that_left_for_others_before_all_had_answered_is_verified_nevertheless(
+    cluster: PlayedCluster,
+) -> None:
+    prefill = cluster.join("p", PREFILL)
+    decode = cluster.join("d", DECODE, waits=True)
+    loading = asyncio.create_task(loaded(cluster))
+    await settle()
+    prefill.has.clear()
+    prefill.report()
+    decode.carry_out()
+    version = await loading
+    running = cluster.start(version, wait_s=5.0)
+    await settle()
+    assert adapters_of(prefill, decode) == [A, A]
+    running.cancel("the test is over")
+
+
 async def test_one_of_several_nodes_that_dies_meanwhile_is_no_hindrance(
     cluster: PlayedCluster,
 ) -> None:
