@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
+import torch
 from torch import Tensor
 
 from pdserve.engine.plan.matrix import Matrix
 from pdserve.engine.ranks.shard import Shard
+from pdserve.shared.errors import AdapterRefused
+
+_ROWS: Final = 16_384  # compared at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,25 @@ class Adapter:
     head: LowRank | None = None  # of the output matrix, tied or not
     own_embedding: Tensor | None = None  # [vocab_size, hidden_size], instead of the model's
     own_head: Tensor | None = None  # likewise; the model's two may be tied nevertheless
+    # What PEFT saves beside an adapted vocabulary: the embedding that it was trained with.
+    base_embedding: Tensor | None = None
     num_bytes: int = 0  # of its tensors
+
+    def check_base(self, embedding: Tensor) -> None:
+        """Raises AdapterRefused: it was trained with another embedding than this one of the model.
+
+        It may have been saved in another type, so values may differ by a rounding.
+        """
+        if self.base_embedding is None or self.base_embedding.shape != embedding.shape:
+            return
+        for first in range(0, len(embedding), _ROWS):
+            rows = slice(first, first + _ROWS)
+            own, other = self.base_embedding[rows].float(), embedding[rows].float()
+            if not torch.allclose(own, other, rtol=1e-2, atol=1e-4):
+                raise AdapterRefused(
+                    f"adapter {self.digest} was trained with another model: the embedding that it "
+                    "was saved with is not this model's"
+                )
 
     def of(self, matrix: Matrix, shard: Shard) -> Iterator[tuple[slice, LowRank]]:
         """Yield what it adds to a planned matrix: each with its rows of that.

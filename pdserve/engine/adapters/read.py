@@ -47,6 +47,8 @@ def read_adapter(folder: Path, plan: ModelPlan, max_bytes: int | None = None) ->
         AdapterRefused: it is damaged, of another model, or of a kind that is not served; says which
             field or tensor.
     """
+    if plan.config.latent is not None:
+        raise AdapterRefused(f"{folder}: adapters of models with latent attention are not served")
     try:
         config, file = read_config(folder), folder / WEIGHTS_FILE
         tensors = _tensors(file, max_bytes)
@@ -115,8 +117,15 @@ class _Reading:
             head=head,
             own_embedding=own_embedding,
             own_head=own_head,
+            base_embedding=self._base_embedding(ends),
             num_bytes=sum(4 * tensor.numel() for tensor in self.tensors.values()),
         )
+
+    def _base_embedding(self, ends: Mapping[str, Mapping[str, Tensor]]) -> Tensor | None:
+        found = ends[EMBEDDING].get("base_layer.weight")
+        if found is None and self.plan.config.ties_embeddings:
+            found = ends[HEAD].get("base_layer.weight")
+        return found
 
     def _sort(self) -> None:
         """Bring the tensors of each module together; refuse those of no known form."""

@@ -77,6 +77,7 @@ class TorchDecoder:
 
     def take_adapter(self, adapter: Adapter) -> None:
         """See Decoder.take_adapter."""
+        adapter.check_base(self._weights.embedding)
         self._ends.adapters[adapter.digest] = adapter
 
     def drop_adapter(self, digest: str) -> None:

@@ -118,6 +118,8 @@ class NativeDecoder:
                 "adapters are not computed by several ranks: serve them with tensor_parallel 1 and "
                 "pipeline_parallel 1"
             )
+        if isinstance(self._weights.embedding, torch.Tensor):  # else it is coded
+            adapter.check_base(self._weights.embedding)
         scale = embedding_factor(self.config.arithmetic, self.dtype)
         packed = native_adapter(adapter, ModelPlan.of(self.config), self.dtype, scale)
         self._adapters[adapter.digest] = packed

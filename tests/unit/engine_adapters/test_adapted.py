@@ -7,17 +7,34 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from pdserve import _native
 from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.adapters.read import read_adapter
+from pdserve.engine.drafts.source import Source
+from pdserve.engine.kv.cache import KvCache
+from pdserve.engine.models.config import load_model_config
+from pdserve.engine.plan.forms import FLOAT32, ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, Scheduled
+from pdserve.engine.weights.load import load_decoder
 from pdserve.kv import KvDtype
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.shared.errors import AdapterRefused
 from tests.adapters import ALL_LINEAR, make_adapter, merged
 from tests.checkpoints import make_checkpoint
+from tests.plain_batch import build_batch
 from tests.reference import Reference
 from tests.requests import make_request
-from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
+from tests.unit.engine_model.drafted import Streams, Told
+from tests.unit.engine_model.harness import (
+    CPU,
+    DecoderKind,
+    Node,
+    load_torch_decoder,
+    make_prompt,
+)
 
 KINDS = [DecoderKind.TORCH, DecoderKind.SERVED]
 CASES = {
@@ -125,3 +142,80 @@ def test_an_adapter_may_have_an_output_matrix_of_its_own(kind: DecoderKind, tmp_
     reference = Reference(base)
     expected = reference.states(prompt) @ own_head.T
     assert (node.logits(prompt, adapter=digest) - expected).abs().max() < 1e-3
+
+
+def test_drafts_of_adapted_streams_change_no_token(tmp_path: Path) -> None:
+    base = make_checkpoint(tmp_path / "base", "llama")
+    node = Node.load(base)
+    digests = [
+        "",
+        *(take(node, make_adapter(tmp_path / f"a{n}", base, seed=n)).digest for n in (1, 2)),
+    ]
+
+    def said(sources: Sequence[Source] | None) -> tuple[dict[str, list[int]], int]:
+        streams, num_steps = Streams(node, sources, eos_token_ids=frozenset()), 0
+        for n in range(6):
+            streams.add(
+                make_request(
+                    make_prompt(20, n), adapter=digests[n % 3], max_tokens=24, request_id=f"r{n}"
+                )
+            )
+        while streams.step():
+            num_steps += 1
+        return {of: [t.token_id for t in tokens] for of, tokens in streams.said.items()}, num_steps
+
+    plain, steps_of_one = said(None)
+    drafted, num_steps = said([Told(plain, seed=0)])
+    assert drafted == plain
+    assert num_steps < steps_of_one
+
+
+@pytest.mark.parametrize("variant", _native.kernel_variants())
+def test_all_builds_add_the_same(variant: str, tmp_path: Path) -> None:
+    """Odd ranks and shapes, gated or not, with biases, in a batch that mixes adapters."""
+    base = make_checkpoint(tmp_path / "base", "llama", intermediate_size=72)
+    checkpoint = resolve_checkpoint(str(base))
+    plan = ModelPlan.of(load_model_config(checkpoint), form=FLOAT32)
+    adapters = [
+        read_adapter(make_adapter(tmp_path / f"a{n}", base, rank=3 + 8 * n, lora_bias=True), plan)
+        for n in range(2)
+    ]
+    rows = []
+    for n, num_tokens in enumerate((1, 5, 30, 2)):
+        digest = ["", adapters[0].digest, adapters[1].digest, adapters[0].digest][n]
+        request = make_request(make_prompt(num_tokens, n), adapter=digest)
+        request.block_table = [2 * n, 2 * n + 1]
+        rows.append(Scheduled(request, num_tokens))
+    batch = build_batch(rows, 16, CPU)
+    cache = KvCache(plan.config.kv_layout(16, KvDtype.FLOAT32), 8, CPU)
+    found = []
+    for decoder in (
+        load_decoder(checkpoint, plan, ActivationDtype.FLOAT32, CPU, kernels=variant),
+        load_torch_decoder(checkpoint, plan, ActivationDtype.FLOAT32, CPU),
+    ):
+        for adapter in adapters:
+            decoder.take_adapter(adapter)
+        with torch.inference_mode():
+            logits = decoder.logits(batch, cache.pool)
+        assert logits is not None
+        found.append(logits.clone())
+    assert (found[0] - found[1]).abs().max() < 5e-4
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    base = make_checkpoint(tmp_path / "base", "llama", tie_word_embeddings=True)
+    embedding = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+
+    def adapter(name: str, saved: torch.Tensor) -> Path:
+        own = {
+            "base_model.model.lm_head.base_layer.weight": saved,
+            "base_model.model.lm_head.lora_A.weight": torch.ones(4, 64),
+            "base_model.model.lm_head.lora_B.weight": torch.ones(320, 4),
+        }
+        return make_adapter(tmp_path / name, base, own=own)
+
+    for kind in KINDS:
+        node = Node.load(base, kind)
+        take(node, adapter(f"own {kind}", embedding.half()))
+        with pytest.raises(AdapterRefused, match="another model"):
+            take(node, adapter(f"other {kind}", embedding.flip(0)))
