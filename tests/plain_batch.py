@@ -39,6 +39,7 @@ def build_batch(rows: Sequence[Scheduled], block_size: int, device: torch.device
     def tensor(array: npt.NDArray[np.int64], dtype: type[np.signedinteger]) -> Tensor:
         return torch.from_numpy(array.astype(dtype, copy=False)).to(device, non_blocking=True)
 
+    names = [row.request.prompt.adapter for row in rows]
     return Batch(
         token_ids=tensor(_token_ids(rows), np.int64),
         positions=tensor(np.where(are_long[owner], -1 - positions, positions), np.int64),
@@ -50,7 +51,7 @@ def build_batch(rows: Sequence[Scheduled], block_size: int, device: torch.device
         ),
         sampled_rows=tensor(query_start[1:][samples] - 1, np.int64),
         sampled_requests=[rows[index].request for index in samples],
-        adapters=tuple(row.request.prompt.adapter for row in rows),
+        adapters=tuple(names) if any(names) else (),
     )
 
 

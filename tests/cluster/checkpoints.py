@@ -37,6 +37,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 64, "rope_parameters": _LLAMA3_ROPE},
     ),
     "gemma3, qk-norm, windows, two ropes": ("gemma3", {}),
+    "deepseek_v3, latent KV, groups of experts": (
+        "deepseek_v3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+    ),
     "qwen3, GQA, qk-norm, head_dim 128": ("qwen3", {"head_dim": 128}),
     "gemma2, caps, windows": ("gemma2", {}),
     "llama, MHA, head_dim 128, tied": (

@@ -19,7 +19,11 @@ LENGTHS = (1, 7, 8, 9, 16, 23, 24, 25, 37, 100, 336, 700)
 NUM_OUTPUT = 10
 
 
-FAMILIES = ["mistral, GQA, head_dim 64, sharded", "gemma3, qk-norm, windows, two ropes"]
+FAMILIES = [
+    "mistral, GQA, head_dim 64, sharded",
+    "gemma3, qk-norm, windows, two ropes",
+    "deepseek_v3, latent KV, groups of experts",
+]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session", params=matrix(FAMILIES, 1))

@@ -76,6 +76,11 @@ class ModelConfig:
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
+    def pair_dim(self) -> int:
+        """Numbers that a query and a key that it attends to are multiplied by: key and value."""
+        return self.head_dim + (self.head_dim if self.latent is None else self.latent.rank)
+
+    @property
     def short_len(self) -> int:
         """Tokens of the longest request that is not a long one (`RopeConfig`); 0: all are alike."""
         return max((rope.short_len for rope in self.ropes if rope), default=0)

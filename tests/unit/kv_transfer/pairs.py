@@ -71,8 +71,8 @@ def make_pool(layout: KvLayout, num_blocks: int, seed: int | None = None) -> Exp
 def tokens_of(
     pool: ExportedPool, layout: KvLayout, block_table: Sequence[int], begin: int, end: int
 ) -> NDArray[np.uint8]:
-    """[end - begin, num_layers, 2, num_kv_heads, bytes of head_dim]: KV read token by token."""
-    rows = (layout.num_layers, 2, layout.num_kv_heads, layout.block_size, -1)
+    """[tokens, num_layers, num_planes, num_kv_heads, bytes of head_dim]: read token by token."""
+    rows = (layout.num_layers, len(layout.planes), layout.num_kv_heads, layout.block_size, -1)
     blocks = [pool.data[block_id].reshape(rows) for block_id in block_table]
     size = layout.block_size
     return np.stack([blocks[token // size][:, :, :, token % size] for token in range(begin, end)])

@@ -38,7 +38,9 @@ def part_of(draw: st.DrawFn, whole: range) -> range:
 def plans(draw: st.DrawFn) -> Plan:
     """(source, destination, box), the source beginning at any block of it."""
     layers, heads = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 4, 8]))
-    model = KvLayout(layers, heads, draw(st.integers(1, 3)), 1, draw(st.sampled_from(KvDtype)))
+    is_latent, dtype = draw(st.booleans()), draw(st.sampled_from(KvDtype))
+    heads = 1 if is_latent else heads
+    model = KvLayout(layers, heads, draw(st.integers(1, 3)), 1, dtype, is_latent=is_latent)
     sizes = draw(st.tuples(st.integers(1, 8), st.integers(1, 8)))
     if draw(st.booleans()):
         sizes = (sizes[0], sizes[0])

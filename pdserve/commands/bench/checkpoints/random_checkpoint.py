@@ -41,6 +41,7 @@ _SPACE = "Ġ"  # a space in byte-level vocabularies
 _PRINTABLE = frozenset(map(chr, range(0x21, 0x7F)))
 _LEVELS = 1 << 12  # number of distinct values of a matrix, all equally likely
 _PIECE = 1 << 22  # weights drawn and written at a time
+_HEADS: Final = ("attention", "key_value")
 
 Weights = NDArray[np.uint16]  # bfloat16, which numpy does not have
 Plan = dict[str, tuple[int, ...]]  # tensor name |-> shape
@@ -121,14 +122,9 @@ def tensor_shapes(config: dict[str, Any]) -> Plan:
     """Return the shape of every tensor, in the order of the file."""
     hidden, head_dim = config["hidden_size"], config["head_dim"]
     model = parse_model_config(JsonFields(config, "config.json"))
-    q_rows = config["num_attention_heads"] * head_dim
-    kv_rows = config["num_key_value_heads"] * head_dim
     layer = {
         "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (q_rows, hidden),
-        "self_attn.k_proj.weight": (kv_rows, hidden),
-        "self_attn.v_proj.weight": (kv_rows, hidden),
-        "self_attn.o_proj.weight": (hidden, q_rows),
+        **_attention_shapes(config, model),
         "post_attention_layernorm.weight": (hidden,),
     }
     layer |= {f"{norm.tensor}.weight": (head_dim,) for norm in model.norms if norm.is_of_heads}
@@ -140,6 +136,28 @@ def tensor_shapes(config: dict[str, Any]) -> Plan:
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     return shapes
+
+
+def _attention_shapes(config: dict[str, Any], model: ModelConfig) -> Plan:
+    """Return the shapes of a layer's attention, names without the layer's."""
+    hidden, heads, latent = config["hidden_size"], config["num_attention_heads"], model.latent
+    if latent is not None:
+        assert latent.query_rank is None, "no shape has one"
+        of_head = latent.nope_dim + latent.value_dim
+        return {
+            "self_attn.q_proj.weight": (heads * latent.query_dim, hidden),
+            "self_attn.kv_a_proj_with_mqa.weight": (latent.row_dim, hidden),
+            "self_attn.kv_a_layernorm.weight": (latent.rank,),
+            "self_attn.kv_b_proj.weight": (heads * of_head, latent.rank),
+            "self_attn.o_proj.weight": (hidden, heads * latent.value_dim),
+        }
+    q_rows, kv_rows = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in _HEADS)
+    return {
+        "self_attn.q_proj.weight": (q_rows, hidden),
+        "self_attn.k_proj.weight": (kv_rows, hidden),
+        "self_attn.v_proj.weight": (kv_rows, hidden),
+        "self_attn.o_proj.weight": (hidden, q_rows),
+    }
 
 
 def _mlp_shapes(model: ModelConfig, layer: int) -> Plan:

@@ -10,7 +10,8 @@ including the output. The other shapes differ from 160m in how many query heads 
 never sampled.
 
 `moe-160m` multiplies a token by as many weights as 160m, which it chooses from four times as many:
-it is for measuring steps. `8x7b` and `30b-a3b` are larger mixtures of experts, for GPUs.
+it is for measuring steps. `mla-160m` has latent attention, whose KV is 0.16 of that of 160m: also
+for steps. `8x7b` and `30b-a3b` are larger mixtures of experts, for GPUs.
 """
 
 from __future__ import annotations
@@ -94,6 +95,24 @@ _MOE_160M: Final[Shape] = _160M | {
     "moe_intermediate_size": 384,
     "norm_topk_prob": True,
 }
+_MLA_160M: Final[Shape] = _160M | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 12,
+    "head_dim": 16,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 48,
+    "v_head_dim": 64,
+    "first_k_dense_replace": 12,  # no layer has experts
+    "n_routed_experts": 2,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 384,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+}
 _8X7B: Final[Shape] = _8B | {  # Mixtral-8x7B
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",
@@ -131,6 +150,7 @@ SHAPES: Final[dict[str, Shape]] = {
     "70b": _70B,
     "70b-one-layer": _70B | {"num_hidden_layers": 1},
     "moe-160m": _MOE_160M,
+    "mla-160m": _MLA_160M,
     "8x7b": _8X7B,
     "30b-a3b": _30B_A3B,
 }

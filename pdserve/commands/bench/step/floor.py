@@ -9,8 +9,9 @@ Counts the necessary work, not what a particular decoder does; everything once:
   and values of each token that a request's queries attend to, once per layer, whether they existed
   before (read) or are new (written); float32 logits of the sampled rows, once.
 * FLOPs: 2 per weight and row (of experts, those that the row chooses), and 4 * head_dim per head,
-  query and key that it attends to. In the last layer only keys and values are needed for all rows;
-  everything else, like the logits, only for sampled rows.
+  query and key that it attends to (with latent attention 2 for each number of a latent row, and of
+  its vector). In the last layer only keys and values are needed for all rows; everything else, like
+  the logits, only for sampled rows.
 
 Activations, norms and sampling count as nothing. Arithmetic on quantised weights counts at the rate
 of the activations' type, because activations are not quantised.
@@ -110,7 +111,7 @@ class StepWork:
         *layers, last_layer = self._layers
         pairs = sum(_pairs_seen(row, layer.window) for row in rows for layer in layers)
         pairs += sum(_last_pairs(row, last_layer.window) for row in rows if row.is_sampled)
-        return 2 * products + 4 * self._config.head_dim * self._config.num_heads * pairs
+        return 2 * products + 2 * self._config.pair_dim * self._config.num_heads * pairs
 
 
 def _tokens_seen(row: StepRow, window: int | None) -> int:

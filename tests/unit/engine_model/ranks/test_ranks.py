@@ -33,12 +33,14 @@ from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import Node, make_prompt
 from tests.unit.engine_model.models.test_families import CASES
+from tests.unit.engine_model.models.test_latent import CASES as LATENT_CASES
 from tests.unit.engine_model.ranks.ranked import ranked_node
 from tests.unit.engine_model.reference import assert_node_matches
 
 TENSOR, STAGES, BOTH = Parallelism(2), Parallelism(pipeline=2), Parallelism(2, 2)
 DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
     "olmo2": Parallelism(4),  # a norm is of all ranks' heads
+    "v3": BOTH,  # latent rows are of all ranks
     "qwen3 moe with MLPs": BOTH,
     "mistral with window": Parallelism(4),
     "qwen2 with windows": Parallelism(pipeline=3),
@@ -61,6 +63,7 @@ DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
     "olmo2 with bias": TENSOR,
     "olmo3": BOTH,
     "mixtral": Parallelism(4),
+    "v2": Parallelism(4),
 }
 Make = Callable[..., Path]
 
@@ -69,7 +72,7 @@ Make = Callable[..., Path]
 def test_a_family_on_several_ranks_matches_transformers(
     checkpoint_of: Make, case: str, parallelism: Parallelism
 ) -> None:
-    family, overrides = CASES[case]
+    family, overrides = (CASES | LATENT_CASES)[case]
     path = checkpoint_of(family, **overrides)
     with ranked_node(path, parallelism) as (node, _):
         assert_node_matches(path, node)

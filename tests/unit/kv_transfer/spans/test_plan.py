@@ -197,6 +197,7 @@ def test_a_run_must_have_the_layers_and_heads(box: KvBox, missing: str) -> None:
         KvLayout(2, 1, 8, 4, KvDtype.FLOAT32),
         KvLayout(2, 2, 16, 4, KvDtype.FLOAT32),
         KvLayout(2, 2, 8, 4, KvDtype.BFLOAT16),
+        KvLayout(2, 2, 8, 4, KvDtype.FLOAT32, is_latent=True),
     ],
 )
 def test_what_cannot_be_laid_out_is_refused_with_both_layouts(other: KvLayout) -> None:
