@@ -37,9 +37,11 @@ IGNORED = frozenset(
 
 # Known but not supported: accepted only with these values (or null).
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "access_programs": ([],),
     "allowed_token_ids": ([],),
     "audio": (),
     "background": (False,),
+    "background_options": ({},),
     "bad_words": ([],),
     "best_of": (1,),  # in chat requests
     "chat_template": (),
@@ -50,6 +52,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": (),
     "echo": (False,),
     "extra_key": (),
+    "image": (),
     "input_ids": (),
     "kv_transfer_params": (),
     "length_penalty": (1.0, 1),

@@ -185,6 +185,7 @@ async def test_no_node_yet() -> None:
         ({"allowed_token_ids": [100000]}, "allowed_token_ids"),
         ({"stop_regex": "x"}, "stop_regex"),
         ({"kv_transfer_params": {}}, "kv_transfer_params"),
+        ({"moderation": {"model": "x"}}, "moderation"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"logprob_token_ids": [1]}, "logprob_token_ids"),
         ({"logprob_token_ids": [100000], "logprobs": True}, "logprob_token_ids"),
