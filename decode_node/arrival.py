@@ -59,7 +59,7 @@ class Arrival:
         self._session = session
         self._pool = pool
         self._num_complete = pool.tokens_in(room.num_reused)  # tokens here, in all layers
-        self._num_valid = room.num_reused  # blocks
+        self._num_valid = self._num_reused = room.num_reused  # blocks
         self._announced = Progress(session.link.welcome.layout.num_layers)
         self._states = BlockStates(PULLER, request_id)
         self._states.move(room.block_table[: room.num_reused], PullerMove.REUSE)
@@ -116,7 +116,12 @@ class Arrival:
         self._states.move(blocks, PullerMove.PULL)
         try:
             result = await puller.pull(
-                self._session.link, ticket, self.block_table, self._num_complete, timeout_s
+                self._session.link,
+                ticket,
+                self.block_table,
+                self._num_complete,
+                timeout_s,
+                num_tokens=self._num_known,
             )
         except BaseException as error:
             self._states.move(blocks, PullerMove.FAIL)
@@ -135,6 +140,13 @@ class Arrival:
         self._states.move(self.block_table[: self._num_valid], PullerMove.ADOPT)
         self._states.move(self.block_table[self._num_valid :], PullerMove.ADOPT_BLANK)
         self._states.check_ended()
+        theirs = self._session.link.welcome.layout
+        self._pool.lack_windows(
+            self.block_table,
+            self._num_reused,
+            self.num_tokens,
+            is_aligned=theirs.block_size == self._pool.block_size,
+        )
 
     def release(self) -> None:
         """Release the blocks; nothing may write to them any more."""

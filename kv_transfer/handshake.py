@@ -64,6 +64,7 @@ class KvIdentity:
     revision: str
     layout: KvLayout  # of all parts of the pool together
     num_stages: int = 1  # among which the parts of a pool in several are divided
+    windows: tuple[int | None, ...] = ()  # of the model's layers, in tokens; (): none has one
 
     @property
     def fingerprint(self) -> str:

@@ -33,7 +33,7 @@ from kv_transfer.links.sharded_link import (
 )
 from kv_transfer.memory import KvPool, cpu_pool
 from kv_transfer.sharded_pool import parts_here, parts_of
-from kv_transfer.spans.box import BlockRun, KvBox, common_heads, common_layers
+from kv_transfer.spans.box import BlockRun, KvBox, boxes_from, common_heads, common_layers
 from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.threads import CancelFlag, CopyThreads, together
@@ -41,6 +41,7 @@ from kv_transfer.ticket import Ticket, read_ticket
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.interface import Read, Reader
 from kv_transfer.transports.tls import NodeTls
+from pdserve.kv import need
 from pdserve.protocol import ExporterWelcome
 from pdserve.protocol.version import check_protocol
 from pdserve.shared.errors import (
@@ -73,6 +74,8 @@ class Pulls(Protocol):
         block_table: Sequence[int],
         from_token: int,
         timeout_s: float,
+        *,
+        num_tokens: int | None = None,
     ) -> PullResult:
         """As Puller.pull, of all the heads that both sides have."""
         ...
@@ -163,6 +166,8 @@ class Puller:
         from_token: int,
         timeout_s: float,
         heads: range | None = None,
+        *,
+        num_tokens: int | None = None,
     ) -> PullResult:
         """Pull the ticket's tokens from `from_token` on into the blocks of `block_table`.
 
@@ -170,7 +175,8 @@ class Puller:
         at token 0, whatever the ticket covers. `heads` are the KV heads to pull from this exporter,
         if several have them (`choose_shards`); None: all that both sides have. After an error the
         content of these tokens' slots is undefined. Once this has returned or raised, also by
-        cancellation, nothing writes to the blocks any more.
+        cancellation, nothing writes to the blocks any more. With `num_tokens`, no more of layers
+        with windows is needed than to go on behind so many tokens.
 
         Raises:
             TicketInvalid: malformed, expired, of another exporter, or for more tokens than the
@@ -189,11 +195,11 @@ class Puller:
             async with link.pulling(timeout_s):
                 opened = _read_ticket_of(link.welcome, ticket)
                 strands = self._strands(link, heads)
-                boxes = [_box_of(opened, strand, from_token) for strand in strands]
+                boxes = [self._boxes(opened, each, from_token, num_tokens) for each in strands]
                 pulls = [
-                    self._pull(link, strand, ticket, opened, box, block_table)
-                    for strand, box in zip(strands, boxes, strict=True)
-                    if not box.is_empty
+                    self._pull(link, strand, ticket, opened, own, block_table)
+                    for strand, own in zip(strands, boxes, strict=True)
+                    if own
                 ]
                 pulls += [
                     _far_pull(far, ticket, block_table, from_token, timeout_s)
@@ -239,18 +245,32 @@ class Puller:
         strand: Strand,
         sealed: bytes,
         ticket: Ticket,
-        box: KvBox,
+        boxes: Sequence[KvBox],
         block_table: Sequence[int],
     ) -> _Pulled:
-        """Pull a non-empty box, of the heads of one strand."""
+        """Pull boxes that are not empty, of the heads of one strand, one after the other."""
         room = self._identity.layout.tokens_in(len(block_table))
-        if box.end > room:
+        if ticket.end_token > room:
             raise TicketInvalid(
-                f"the ticket of {ticket.node_id!r} is for tokens up to {box.end}, the block table "
-                f"for {room}"
+                f"the ticket of {ticket.node_id!r} is for tokens up to {ticket.end_token}, the "
+                f"block table for {room}"
             )
-        pool = self._pools[strand.part]
         destination = self._destination(strand.part, block_table)
+        moved = [
+            await self._pull_box(link, strand, sealed, ticket, box, destination) for box in boxes
+        ]
+        return _Pulled(sum(one.num_bytes for one in moved), sum(one.read_s for one in moved))
+
+    async def _pull_box(
+        self,
+        link: AnyLink,
+        strand: Strand,
+        sealed: bytes,
+        ticket: Ticket,
+        box: KvBox,
+        destination: BlockRun,
+    ) -> _Pulled:
+        pool = self._pools[strand.part]
         moved = await self._read(strand, sealed, ticket, box, destination)
         if ticket.checksums and pool.kind == "cpu":
             check = partial(
@@ -270,6 +290,25 @@ class Puller:
                 moved = await self._read(strand, sealed, ticket, box, destination)
                 await self._threads.run(check, CancelFlag())
         return moved
+
+    def _boxes(
+        self, ticket: Ticket, strand: Strand, from_token: int, num_tokens: int | None
+    ) -> list[KvBox]:
+        """What is to be pulled over a strand: boxes that are not empty.
+
+        Checksums are of all layers of a ticket, so with these all layers are pulled.
+        """
+        whole = _box_of(ticket, strand, from_token)
+        windows = () if num_tokens is None or ticket.checksums else self._identity.windows
+        if num_tokens is None or not any(windows):
+            return [] if whole.is_empty else [whole]
+        size = self._identity.layout.block_size
+        begins = [
+            max(whole.begin, need.window_block(num_tokens, window, size) * size if window else 0)
+            for window in windows
+        ]
+        boxes = boxes_from(whole, begins)
+        return [box for box in boxes if not box.is_empty]
 
     async def _read(
         self, strand: Strand, sealed: bytes, ticket: Ticket, box: KvBox, destination: BlockRun

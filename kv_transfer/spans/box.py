@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby, pairwise
 from typing import Final
 
 import msgspec
@@ -49,6 +50,29 @@ class KvBox(msgspec.Struct, frozen=True):
         """Bytes of the box, in any layout of the same model."""
         num_rows = (self.end_layer - self.first_layer) * self.num_heads
         return num_rows * layout.head_bytes * (self.end - self.begin)
+
+
+def boxes_from(box: KvBox, begins: Sequence[int]) -> list[KvBox]:
+    """Divide a box of layers of which each has a token of its own to begin with.
+
+    Args:
+        box: it begins no later than any of its layers.
+        begins: of the model's layers.
+
+    Returns:
+        As few as there are, in ascending order of tokens; some may be empty.
+    """
+    layers = range(box.first_layer, box.end_layer)
+    cuts = sorted({min(begins[layer], box.end) for layer in layers} | {box.end})
+    boxes: list[KvBox] = []
+    for begin, end in pairwise(cuts):
+        own = [layer for layer in layers if begins[layer] <= begin]
+        for _, run in groupby(enumerate(own), lambda pair: pair[1] - pair[0]):
+            _, run_layers = zip(*run, strict=True)
+            first, last = run_layers[0], run_layers[-1] + 1
+            cut = {"begin": begin, "end": end, "first_layer": first, "end_layer": last}
+            boxes.append(msgspec.structs.replace(box, **cut))
+    return boxes
 
 
 def whole_box(layout: KvLayout, begin: int, end: int) -> KvBox:

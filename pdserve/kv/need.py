@@ -30,6 +30,15 @@ def tokens_in(num_blocks: int, block_size: int) -> int:
     return num_blocks * block_size
 
 
+def window_block(num_tokens: int, window: int, block_size: int) -> int:
+    """Return the first block of which a layer with this window needs KV, to go on from a border.
+
+    The border is the last one before the end of these tokens: where a prefix of them may end.
+    """
+    border = max(0, num_tokens - 1) // block_size * block_size
+    return max(0, border - window + 1) // block_size
+
+
 def block_range(begin: int, end: int, block_size: int) -> range:
     """Return the blocks in which the tokens [begin, end) are, if there are any."""
     return range(begin // block_size, -(-end // block_size))

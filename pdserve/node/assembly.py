@@ -82,6 +82,7 @@ class ModelFacts:
                 model.revision,
                 model.layout,
                 model.share.parallelism.pipeline,
+                model.config.sliding_windows,
             ),
             max_model_len=model.max_model_len,
             vocab_size=model.config.vocab_size,
@@ -129,6 +130,7 @@ def make_parts(
         identity.layout.block_size,
         prefix_cache=config.engine.prefix_cache,
         bump_generations=memory.bump,
+        windows=[window for window in identity.windows if window],
     )
     tier = make_tier(tier_blocks, memory, pool, hosts)
     pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"

@@ -9,12 +9,16 @@ A block's *generation* is bumped when its last reference is dropped, which inval
 that names the block. The bump happens before the block can be allocated to anyone for writing. The
 content of a cached block stays readable until the block is evicted, which happens only when no
 uncached block is left.
+
+A block may *lack* the KV of layers with windows, if it was pulled for a stream that is beyond them.
+A prefix that ends in the windows' reach of such a block is none, and observers do not hear of it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Protocol
 
 from pdserve.kv import need
@@ -58,7 +62,9 @@ class BlockPool:
         *,
         prefix_cache: bool = True,
         bump_generations: Callable[[Sequence[int]], None] = _ignore,
+        windows: Sequence[int] = (),
     ) -> None:
+        """`windows`: in tokens, of layers that have one."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._prefix_cache = prefix_cache
@@ -68,6 +74,8 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # free and cached, in LRU order
         self._block_of: dict[bytes, int] = {}  # hash |-> block id
         self._hash_of: dict[int, bytes] = {}  # block id |-> hash
+        self._windows = (min(windows), max(windows)) if windows else None
+        self._lacking: set[int] = set()
         self._release_listeners: list[Callable[[], None]] = []
         # High-water mark: exactly the first `_num_used` blocks have ever been allocated, because
         # used blocks are on top of the stack.
@@ -102,11 +110,14 @@ class BlockPool:
 
     @property
     def hashes(self) -> Iterable[bytes]:
-        """Hashes of all blocks in the prefix cache, referenced ones included."""
-        return self._block_of.keys()
+        """Hashes of all blocks in the prefix cache that lack nothing, referenced ones included."""
+        if not self._lacking:
+            return self._block_of.keys()
+        return [h for h, block_id in self._block_of.items() if block_id not in self._lacking]
 
     def __contains__(self, block_hash: bytes) -> bool:
-        return block_hash in self._block_of
+        block_id = self._block_of.get(block_hash)
+        return block_id is not None and block_id not in self._lacking
 
     @property
     def num_free(self) -> int:
@@ -157,35 +168,72 @@ class BlockPool:
         self._bump_generations(freed)
         for block_id in freed:
             block_hash = self._hash_of.get(block_id)
-            if block_hash is not None:
-                self._cached[block_id] = None
+            if block_hash is None:
+                self._lacking.discard(block_id)
+                self._uncached.append(block_id)
+                continue
+            self._cached[block_id] = None
+            if block_id not in self._lacking:
                 for observer in self._observers:
                     observer.freed(block_hash)
-            else:
-                self._uncached.append(block_id)
         for listener in self._release_listeners:
             listener()
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
-        """Add a full, referenced block to the prefix cache, unless its hash is there already."""
+        """Add a full, referenced block to the prefix cache, unless its hash is there already.
+
+        It takes the place of one that lacks something, if it lacks nothing itself.
+        """
         assert self._references[block_id] > 0, f"block {block_id} is free"
-        if not self._prefix_cache or block_hash in self._block_of or block_id in self._hash_of:
+        if not self._prefix_cache or block_id in self._hash_of:
             return
+        if (other := self._block_of.get(block_hash)) is not None:
+            if other not in self._lacking or block_id in self._lacking:
+                return
+            self._forget(other)
         self._block_of[block_hash] = block_id
         self._hash_of[block_id] = block_hash
         self.cache_version += 1
+        if block_id in self._lacking:
+            return
         for observer in self._observers:
             observer.stored(block_hash)
 
+    def lack_windows(
+        self, block_table: Sequence[int], first: int, num_tokens: int, *, is_aligned: bool = True
+    ) -> None:
+        """Note which unpublished blocks of a stream lack KV of layers with windows.
+
+        Args:
+            block_table: of the stream.
+            first: the first of its blocks that was pulled.
+            num_tokens: that have KV.
+            is_aligned: they came from blocks of this size; else blocks there may have lacked what
+                is still in the reach of the last border here.
+        """
+        if self._windows is not None:
+            window = self._windows[0]
+            end = need.window_block(num_tokens, window, self.block_size)
+            if not is_aligned:
+                end = self.blocks_for(max(0, num_tokens - window + 1))
+            self._lacking.update(block_table[first:end])
+
     def match_prefix(self, hashes: Sequence[bytes]) -> list[int]:
-        """Return the cached blocks of the longest prefix of this hash chain. Adds no reference."""
+        """Return the cached blocks of the longest prefix of this hash chain. Adds no reference.
+
+        Whoever goes on behind it sees no KV that one of them lacks.
+        """
         matched = []
         for block_hash in hashes:
             block_id = self._block_of.get(block_hash)
             if block_id is None:
                 break
             matched.append(block_id)
-        return matched
+        return matched if self._lacking.isdisjoint(matched) else self._usable(matched)
+
+    def match_whole(self, hashes: Sequence[bytes]) -> list[int]:
+        """As match_prefix, up to the first block that lacks anything: for others to go on with."""
+        return [self._block_of[block_hash] for block_hash in takewhile(self.__contains__, hashes)]
 
     def take_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """Return the blocks of `match_prefix` with a reference added to each."""
@@ -210,6 +258,7 @@ class BlockPool:
         uncached, cached = set(self._uncached), set(self._cached)
         referenced = {b for b, count in enumerate(self._references) if count > 0}
         assert len(uncached) == len(self._uncached), "a block is on the free list twice"
+        assert not uncached & self._lacking, "a block without content lacks something"
         states = [uncached, cached, referenced]
         assert sum(map(len, states)) == self.num_blocks, "a block is in two states, or in none"
         assert set().union(*states) == set(range(self.num_blocks)), "a block was lost"
@@ -225,6 +274,29 @@ class BlockPool:
         block_hash = self._hash_of.pop(block_id)
         del self._block_of[block_hash]
         self.cache_version += 1
+        if block_id in self._lacking:
+            self._lacking.discard(block_id)
+            return block_id
         for observer in self._observers:
             observer.evicted(block_hash)
         return block_id
+
+    def _forget(self, block_id: int) -> None:
+        """Take a block that lacks something out of the prefix cache."""
+        del self._block_of[self._hash_of.pop(block_id)]
+        if self._references[block_id] == 0:
+            del self._cached[block_id]
+            self._lacking.discard(block_id)
+            self._uncached.append(block_id)
+
+    def _usable(self, matched: list[int]) -> list[int]:
+        """The longest prefix of these blocks of which the windows behind it see everything."""
+        assert self._windows is not None, "else no block lacks anything"
+        end = len(matched)
+        while end > 0:
+            first = need.window_block(self.tokens_in(end) + 1, self._windows[1], self.block_size)
+            lacking = [i for i in range(first, end) if matched[i] in self._lacking]
+            if not lacking:
+                break
+            end = lacking[-1]
+        return matched[:end]

@@ -94,7 +94,7 @@ class PrefixExports:
         """How many blocks, from the first on, are in the pool or in the tier."""
         if self.tier is not None:
             return self.tier.match(hashes)
-        return len(self._pool.match_prefix(hashes))
+        return len(self._pool.match_whole(hashes))
 
     def take(self, hashes: Sequence[bytes]) -> list[int]:
         """Hold blocks, from the first on, that the pool has, as far as the limits allow."""

@@ -43,9 +43,9 @@ class Headroom:
         return max(0, self._pool.num_free - self._num_spoken_for())
 
     def match_prefix(self, hashes: Sequence[bytes]) -> list[int]:
-        """As BlockPool.match_prefix, limited to the spare blocks. Takes no reference."""
+        """As BlockPool.match_whole, limited to the spare blocks. Takes no reference."""
         pool, num_spare = self._pool, self.num_spare
-        matched = pool.match_prefix(hashes)
+        matched = pool.match_whole(hashes)
         if pool.num_free - pool.num_free_after_taking(matched) <= num_spare:
             return matched
         for count, block_id in enumerate(matched):

@@ -78,6 +78,8 @@ class ScriptedPuller:
         block_table: Sequence[int],
         from_token: int,
         timeout_s: float,
+        *,
+        num_tokens: int | None = None,
     ) -> PullResult:
         opened = read_ticket(ticket)
         part = (opened.first_token, opened.end_token, opened.first_layer, opened.end_layer)
