@@ -48,13 +48,16 @@ class Tokenizer:
         chat_template: ChatTemplate | None = None,
         templates: TemplateProcess | None = None,
         num_ids: int | None = None,
+        path: Path | None = None,
     ) -> None:
         """Chats are rendered in the process `templates`; without one here, without any limits.
 
         `num_ids` is the model's, which may have ids that stand for no text; None: as many as here.
+        `path` is the checkpoint's, if it is of one.
         """
         config = config or TokenizerConfig()
         self._backend = backend
+        self.path = path
         self.chat_template = chat_template
         self.templates = templates
         self.named_special_tokens = config.named_special_tokens  # bos_token and so on
@@ -82,7 +85,7 @@ class Tokenizer:
             variables = config.named_special_tokens
             template = ChatTemplate(sources[DEFAULT], variables, sources.get(TOOL_USE))
         templates = None if template is None else TemplateProcess(template)
-        return cls(backend, config, template, templates, num_ids)
+        return cls(backend, config, template, templates, num_ids, folder)
 
     async def begin(self) -> None:
         """Start the process that renders chats, before there are any."""

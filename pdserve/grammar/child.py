@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import resource
 import sys
+from pathlib import Path
 
 import msgspec
 
 from pdserve.grammar.deep_threads import DeepThreads
 from pdserve.grammar.preparing import prepare
-from pdserve.grammar.vocabulary import make_vocabulary
+from pdserve.grammar.vocabulary import Vocabulary, load_vocabulary, make_vocabulary
 from pdserve.shared.errors import TokenizerError
 from pdserve.shared.process.limited_child import answer_lines, leave_interrupts_to_parent, tell
 
@@ -25,10 +26,11 @@ _MAX_BYTES = 4 << 30  # of address space; the deep stack and a large vocabulary 
 class Beginning(msgspec.Struct, frozen=True):
     """The first input line. It is answered with a `Ready`."""
 
-    tokenizer_json: str
+    tokenizer_json: str  # empty: it is that of the checkpoint at `path`
     num_ids: int
     end_id: int
     cpu_s: float  # CPU time limit per grammar, after which the process is killed
+    path: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -37,12 +39,17 @@ class Ready(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
+def _vocabulary(beginning: Beginning) -> Vocabulary:
+    num_ids, end_ids = beginning.num_ids, [beginning.end_id]
+    if beginning.path:
+        return load_vocabulary(Path(beginning.path), num_ids, end_ids)
+    return make_vocabulary(beginning.tokenizer_json, num_ids, end_ids)
+
+
 def _serve() -> None:
     beginning = msgspec.json.decode(sys.stdin.buffer.readline(), type=Beginning)
     try:
-        vocabulary = make_vocabulary(
-            beginning.tokenizer_json, beginning.num_ids, [beginning.end_id]
-        )
+        vocabulary = _vocabulary(beginning)
     except TokenizerError as error:
         tell(Ready(error.message))
         return

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from coordinator.text.grammars.process import GrammarProcess
+from coordinator.text.grammars.process import BEGIN_S, GrammarProcess
 from pdserve.grammar import Prepared
 from pdserve.shared.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
 
@@ -83,12 +83,13 @@ class GrammarChecker:
             self._num_waiting[tenant] += 1
             task.add_done_callback(lambda _: self._done(document, tenant))
         try:
-            async with asyncio.timeout(_WAIT_S):
+            wait_s = _WAIT_S if self._process.has_begun else BEGIN_S + _WAIT_S
+            async with asyncio.timeout(wait_s):
                 return await asyncio.shield(task)
         except TimeoutError:
             raise Overloaded(
-                f"the grammar was not prepared within {_WAIT_S:g} s: there are many others, or the "
-                "process that prepares them is starting; try again later"
+                f"the grammar was not prepared within {wait_s:g} s, since many others are; try "
+                "again later"
             ) from None
 
     def _done(self, document: str, tenant: str) -> None:

@@ -15,7 +15,7 @@ from pdserve.shared.turns import Turns
 # answer takes the same time again.
 CHECK_CPU_S = 0.5
 _MAX_LINE_BYTES = 1 << 20  # of an answer, which is mostly the grammar
-_BEGIN_S = 60.0  # a vocabulary of 150 000 tokens takes a second or two
+BEGIN_S = 60.0  # a vocabulary of 150 000 tokens takes a second or two
 _PREPARE_S = 15.0  # far more than its CPU time, on a busy machine
 
 
@@ -27,11 +27,17 @@ class GrammarProcess:
         self._cpu_s = cpu_s  # for a grammar
         self._process = LimitedProcess("pdserve.grammar.child", "checks grammars", _MAX_LINE_BYTES)
         self._turns = Turns()
+        self._has_begun = False
 
     @property
     def pid(self) -> int | None:
         """The process's id; None if it is not running."""
         return self._process.pid
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has its vocabulary. Else who comes first waits for that, `BEGIN_S` at most."""
+        return self._has_begun and self._process.is_running
 
     async def prepare(self, document: str, tenant: str) -> Prepared:
         """Prepare a document (see pdserve.grammar.preparing) in a turn of this tenant's.
@@ -57,17 +63,22 @@ class GrammarProcess:
     async def _start_if_needed(self) -> None:
         if self._process.is_running:
             return
+        self._has_begun = False
         await self._process.start()
         end_id = max(self._tokenizer.special_ids, default=self._tokenizer.num_ids)
+        path = self._tokenizer.path
         beginning = Beginning(
-            tokenizer_json=self._tokenizer.to_json(),
+            # Its text would stop this process for half a second.
+            tokenizer_json=self._tokenizer.to_json() if path is None else "",
+            path="" if path is None else str(path),
             num_ids=max(self._tokenizer.num_ids, end_id + 1),
             end_id=end_id,  # nodes know which tokens end an answer; here it makes no difference
             cpu_s=self._cpu_s,
         )
-        line = await self._process.ask(msgspec.json.encode(beginning), _BEGIN_S)
+        line = await self._process.ask(msgspec.json.encode(beginning), BEGIN_S)
         if not line:
             raise Overloaded("the process that checks grammars ended before it was ready")
         if fault := msgspec.json.decode(line, type=Ready).fault:
             await self._process.end()
             raise TokenizerError(fault)
+        self._has_begun = True
