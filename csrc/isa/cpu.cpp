@@ -45,9 +45,9 @@ Features read_features() {
     features.avx512f = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
         && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     // All CPUs with BF16 have VBMI, but for one generation (Cooper Lake).
-    features.avx512_bf16 = features.avx512f && __builtin_cpu_supports("avx512bf16")
-        && __builtin_cpu_supports("avx512vbmi");
     features.avx512_vnni = features.avx512f && __builtin_cpu_supports("avx512vnni");
+    features.avx512_bf16 = features.avx512_vnni && __builtin_cpu_supports("avx512bf16")
+        && __builtin_cpu_supports("avx512vbmi");
     features.amx_bf16 = features.avx512_bf16 && has_amx_bf16() && may_use_tiles();
 #elif defined(__aarch64__)
     const unsigned long hwcap2 = getauxval(AT_HWCAP2);

@@ -11,7 +11,7 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.attention import LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
-from pdserve.engine.kv.coded_rows import decoded
+from pdserve.engine.kv.coded_rows import decoded, encoded
 from tests.kernels.cases import (
     CODES,
     DTYPES,
@@ -271,6 +271,20 @@ def test_a_scale_of_nan_reaches_those_who_see_it_and_no_others(
         assert found[row:end].isnan().all()
         found[row:end] = clean[row:end]
         assert torch.equal(found, clean)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("codes", CODES)
+def test_small_weights_beside_a_large_one_are_not_lost(codes: torch.dtype, variant: str) -> None:
+    """As beside the first token of real models: nearly all the weight, and hardly a value."""
+    shape = Shape(1, 3, 64, dtype=torch.bfloat16, codes=codes)
+    case = make_case(shape, [(1, 60)])
+    sink = encoded(torch.cat([case.query[0, :1].float(), torch.full((1, 64), 1e-4)]), codes)
+    case.kv_pool[case.batch.block_tables[0, 0], 0, :, 0, 0] = sink
+    found = attend(case, variant=variant)[0, 0]
+    expected = by_reference(case, None, 0)[0, 0]
+    assert expected.abs().max() < 0.2  # most weight is on the sink
+    assert (found - expected).abs().max() < 0.01 * expected.abs().max()
 
 
 def test_nan_in_a_visible_key_is_not_hidden() -> None:

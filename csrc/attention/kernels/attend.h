@@ -13,13 +13,15 @@
 // so each K and V row is read once for the whole group (grouped-query attention).
 //
 // A pool of codes (stored_rows.h) is read the same way: codes become numbers as they are brought or
-// added. The scale of a key is a factor on its scores, that of a value on its weights.
+// added, or are multiplied as they are (integer_keys.h). The scale of a key is a factor on its
+// scores, that of a value on its weights.
 //
 // The launchers have checked all arguments.
 #pragma once
 
 #include <type_traits>
 
+#include "integer_values.h"
 #include "products.h"
 #include "quads.h"
 #include "seeing.h"
@@ -43,6 +45,29 @@ struct KeyForm<BFloat16, S> {
 };
 #endif
 
+// Whether codes are multiplied as integers, and how values are read then.
+template <class T, class S>
+constexpr bool kByIntegers = false;
+struct NoValues {
+    NoValues(const Call&, const Scratch&) {}
+};
+template <class T, class S>
+struct ValueForm {
+    using type = NoValues;
+};
+#if defined(PDSERVE_HAS_INTEGER_ROWS)
+template <>
+constexpr bool kByIntegers<BFloat16, Int8> = true;
+template <>
+struct KeyForm<BFloat16, Int8> {
+    using type = IntegerKeys;
+};
+template <>
+struct ValueForm<BFloat16, Int8> {
+    using type = IntegerValues;
+};
+#endif
+
 // Queries are of type T, and rows of the pool of S.
 template <class T, class S>
 class Attend {
@@ -59,6 +84,7 @@ public:
           padded_dim_(padded_head_dim(call.head_dim)),
           scratch_(buffer, num_queries_, call.head_dim),
           keys_(call, scratch_),
+          values_(call, scratch_),
           run_{},
           result_(state_at(scratch_.result, num_queries_, call.head_dim)),
           walk_(call, item, seeing_, reinterpret_cast<const S*>(scratch_.zero_row),
@@ -81,7 +107,9 @@ private:
         for (int q = 0; q < num_queries_; ++q) {
             const T* source = static_cast<const T*>(call_.query) + query_offset(head, q);
             U* target = queries() + static_cast<int64_t>(q) * padded_dim_;
-            if constexpr (kIsPair) {
+            if constexpr (kByIntegers<T, S>) {
+                quantise_query(source, call_.head_dim, padded_dim_, target);
+            } else if constexpr (kIsPair) {
                 __builtin_memset(target, 0, padded_dim_ / 2 * sizeof(U));
                 __builtin_memcpy(target, source, call_.head_dim * sizeof(T));
             } else {
@@ -112,7 +140,10 @@ private:
     void add_tile(int tile_start, const TileRows<S>& tile, TileRows<S>& next) {
         if constexpr (kIsCoded<S>) read_scales(tile);
         keys_.bring(tile, num_queries_, next);
-        if (num_queries_ > kMostInPlace || padded_dim_ != call_.head_dim
+        if constexpr (kByIntegers<T, S>) {
+            values_.bring(tile, num_queries_, next);
+            compute(tile_start, tile, values_, next);
+        } else if (num_queries_ > kMostInPlace || padded_dim_ != call_.head_dim
             || call_.head_dim % kPlaceLanes != 0) {
             pack_values(tile, call_.head_dim, padded_dim_, padded_dim_, packed_values());
             compute(tile_start, tile, PackedValues<U>{packed_values(), padded_dim_}, next);
@@ -122,9 +153,24 @@ private:
     }
 
     void read_scales(const TileRows<S>& tile) const {
+        const int head_dim = call_.head_dim;
+#if defined(PDSERVE_HAS_INTEGER_ROWS)
+        if constexpr (kByIntegers<T, S>) {
+            if (head_dim % 16 == 0 && call_.block_size % 16 == 0) {
+                for (int k = 0; k < tile.last; k += 16) {
+                    const S* key = tile.keys[k];
+                    const int64_t stride = tile.keys[k + 1] - key;
+                    const S* value = stride == 0 ? key : key + call_.value_offset;
+                    store(scratch_.key_scales + k, load_scales(key, stride, head_dim));
+                    store(scratch_.value_scales + k, load_scales(value, stride, head_dim));
+                }
+                return;
+            }
+        }
+#endif
         for (int k = 0; k < kTileKeys; ++k) {
-            scratch_.key_scales[k] = scale_of(tile.keys[k], call_.head_dim);
-            scratch_.value_scales[k] = scale_of(tile.values[k], call_.head_dim);
+            scratch_.key_scales[k] = scale_of(tile.keys[k], head_dim);
+            scratch_.value_scales[k] = scale_of(tile.values[k], head_dim);
         }
     }
 
@@ -142,7 +188,7 @@ private:
             const int num_keys = (last + kTransposeSize - 1) / kTransposeSize * kTransposeSize;
             keys_.template score<kQueries>(queries() + static_cast<int64_t>(q) * padded_dim_,
                 num_keys, next.prefetcher, scratch_.scores);
-            if constexpr (kIsCoded<S>) apply_key_scales<kQueries>(num_keys);
+            if constexpr (kIsCoded<S> && !kByIntegers<T, S>) apply_key_scales<kQueries>(num_keys);
             if (call_.cap > 0) {
                 const SoftCap cap(call_.cap, call_.scale);
                 for (int i = 0; i < kQueries; ++i) {
@@ -153,15 +199,31 @@ private:
                 const Range keys = seeing_.keys(q + i, tile_start);
                 mask(scratch_.scores + i * kTileKeys, keys.first, keys.last, num_keys);
             }
-            weigh<kQueries, kIsPair, kIsCoded<S>>(scratch_.scores, call_.scale * kLog2E, num_keys,
-                run_.maxima + q, run_.totals + q * kSumLanes, scratch_.decays,
-                scratch_.value_scales, next.prefetcher);
-            if (see_alike(q, q + kQueries - 1, tile, tile_start)) {
-                add<kQueries>(q, 0, tile, tile_start, values, next.prefetcher);
-            } else {
-                add_by_rows(q, q + kQueries, tile, tile_start, values, next.prefetcher);
-            }
+            weigh_and_add<kQueries>(q, tile_start, num_keys, tile, values, next.prefetcher);
         });
+    }
+
+    template <int Q, class Values>
+    PDSERVE_INLINE void weigh_and_add(int q, int tile_start, int num_keys, const TileRows<S>& tile,
+        const Values& values, Prefetcher& next) {
+        float* const scores = scratch_.scores;
+        float* const totals = run_.totals + q * kSumLanes;
+        const float factor = call_.scale * kLog2E;
+        if constexpr (kByIntegers<T, S>) {
+            float* const sums = run_.sums + static_cast<int64_t>(q) * padded_dim_;
+            weigh_integers<Q>(scores, factor, num_keys, see_alike(q, q + Q - 1, tile, tile_start),
+                run_.maxima + q, totals, scratch_.decays, scratch_.factors,
+                scratch_.value_scales, next);
+            values.template add<Q>(scores, num_keys, next, scratch_.decays, scratch_.factors, sums);
+        } else {
+            weigh<Q, kIsPair, kIsCoded<S>>(scores, factor, num_keys, run_.maxima + q, totals,
+                scratch_.decays, scratch_.value_scales, next);
+            if (see_alike(q, q + Q - 1, tile, tile_start)) {
+                add<Q>(q, 0, tile, tile_start, values, next);
+            } else {
+                add_by_rows(q, q + Q, tile, tile_start, values, next);
+            }
+        }
     }
 
     template <int Q>
@@ -257,6 +319,7 @@ private:
     const int padded_dim_;
     const Scratch scratch_;
     typename KeyForm<T, S>::type keys_;
+    typename ValueForm<T, S>::type values_;
     State run_;
     const State result_;
     const Walk<S, Attend> walk_;

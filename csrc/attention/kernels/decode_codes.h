@@ -1,5 +1,5 @@
-// Codes to bfloat16 by tables of bytes (AVX512-VBMI): a code without its sign has 7 bits, which are
-// the index of the two bytes of its number. The sign is the highest bit of both.
+// Codes of float8 to bfloat16 by tables of bytes (AVX512-VBMI): a code without its sign has 7 bits,
+// which are the index of the two bytes of its number. The sign is the highest bit of both.
 #pragma once
 
 #include "stored_rows.h"
@@ -20,42 +20,35 @@ constexpr uint16_t bfloat16_bits(float exact) {
     return static_cast<uint16_t>(__builtin_bit_cast(uint32_t, exact) >> 16);
 }
 
-constexpr float number_of(int code, Int8) { return static_cast<float>(code); }
-
-constexpr float number_of(int code, Fp8) {
+constexpr float number_of(int code) {
     const int exponent = code >> 3;
     float number = static_cast<float>(exponent == 0 ? code : 8 + code % 8) * 0x1p-9f;
     for (int i = 1; i < exponent; ++i) number *= 2;
     return number;
 }
 
-template <class S>
 constexpr CodeTables make_code_tables() {
     CodeTables tables{};
     for (int code = 0; code < 128; ++code) {
-        const uint16_t bits = bfloat16_bits(number_of(code, S{}));
+        const uint16_t bits = bfloat16_bits(number_of(code));
         tables.low[code] = static_cast<uint8_t>(bits);
         tables.high[code] = static_cast<uint8_t>(bits >> 8);
     }
     return tables;
 }
 
-template <class S>
-constexpr CodeTables kCodeTables = make_code_tables<S>();
+constexpr CodeTables kCodeTables = make_code_tables();
 
 // 64 codes as bfloat16, in two vectors: of each 128 bits of codes the first 8, and the others.
-template <class S>
 PDSERVE_INLINE void decode_to_halves(__m512i codes, __m512i (&halves)[2]) {
     const auto look_up = [](const uint8_t* table, __m512i index) {
         return _mm512_permutex2var_epi8(
             _mm512_load_si512(table), index, _mm512_load_si512(table + 64));
     };
-    __m512i index = codes;
-    if constexpr (std::is_same_v<S, Int8>) index = _mm512_abs_epi8(codes);
-    const __m512i low = look_up(kCodeTables<S>.low, index);
+    const __m512i low = look_up(kCodeTables.low, codes);
     // high | (codes & sign)
     const __m512i high = _mm512_ternarylogic_epi32(
-        look_up(kCodeTables<S>.high, index), codes, _mm512_set1_epi8(-128), 0xf8);
+        look_up(kCodeTables.high, codes), codes, _mm512_set1_epi8(-128), 0xf8);
     halves[0] = _mm512_unpacklo_epi8(low, high);
     halves[1] = _mm512_unpackhi_epi8(low, high);
 }
@@ -79,10 +72,10 @@ constexpr PairOrder make_pair_order() {
 constexpr PairOrder kPairOrder = make_pair_order();
 
 // Columns of two rows as pairs (low row, high row): 16 columns in each of 2 or 4 vectors.
-template <int C, class S>
-PDSERVE_INLINE void decode_pairs(const S* low, const S* high, PairLanes (&pairs)[C]) {
+template <int C>
+PDSERVE_INLINE void decode_pairs(const Fp8* low, const Fp8* high, PairLanes (&pairs)[C]) {
     static_assert(C == 2 || C == 4);
-    const auto row = [](const S* start) {
+    const auto row = [](const Fp8* start) {
         if constexpr (C == 4) return _mm512_loadu_si512(start);
         return _mm512_castsi256_si512(
             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(start)));
@@ -92,7 +85,7 @@ PDSERVE_INLINE void decode_pairs(const S* low, const S* high, PairLanes (&pairs)
     for (int i = 0; i < C / 2; ++i) {
         const __m512i order = _mm512_load_si512(kPairOrder.bytes[i]);
         __m512i halves[2];
-        decode_to_halves<S>(_mm512_permutex2var_epi8(a, order, b), halves);
+        decode_to_halves(_mm512_permutex2var_epi8(a, order, b), halves);
         pairs[2 * i] = (PairLanes)halves[0];
         pairs[2 * i + 1] = (PairLanes)halves[1];
     }

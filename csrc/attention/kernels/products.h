@@ -86,7 +86,7 @@ struct ValuesInPlace {
     PDSERVE_INLINE void load_columns(int unit, int64_t column, Lanes (&lanes)[C]) const {
         constexpr bool kIsPair = std::is_same_v<Lanes, PairLanes>;
 #if defined(PDSERVE_HAS_CODE_TABLES)
-        if constexpr (kIsPair && kIsCoded<S> && C > 1) {
+        if constexpr (kIsPair && std::is_same_v<S, Fp8> && C > 1) {
             const S *low = rows[2 * unit] + column, *high = rows[2 * unit + 1] + column;
             return decode_pairs<C>(low, high, lanes);
         }

@@ -71,13 +71,12 @@ private:
 
 #if defined(PDSERVE_HAS_CODE_TABLES)
 
-// The same of rows of codes: two quads of each key at a time, as 128 bits hold 16 codes.
-template <class S>
+// The same of rows of float8: two quads of each key at a time, as 128 bits hold 16 codes.
 class CodedKeyRows {
 public:
     static constexpr int kQuads = 2;
 
-    CodedKeyRows(const S* first, int64_t stride, const void* next_group)
+    CodedKeyRows(const Fp8* first, int64_t stride, const void* next_group)
         : stride_(stride), next_(static_cast<const char*>(next_group)) {
 #pragma GCC unroll 4
         for (int lane = 0; lane < 4; ++lane) starts_[lane] = first + 4 * lane * stride;
@@ -95,12 +94,12 @@ public:
             codes = _mm512_mask_broadcast_i32x4(codes, 0x0f00, of_row(2));
             codes = _mm512_mask_broadcast_i32x4(codes, 0xf000, of_row(3));
             __m512i halves[2];
-            decode_to_halves<S>(codes, halves);
+            decode_to_halves(codes, halves);
             quads[0].of_keys[r] = (PairLanes)halves[0];
             quads[1].of_keys[r] = (PairLanes)halves[1];
         }
 #pragma GCC unroll 4
-        for (const S*& start : starts_) start += kQuads * kQuadElements;
+        for (const Fp8*& start : starts_) start += kQuads * kQuadElements;
 #pragma GCC unroll 4
         for (int i = 0; i < kLines; ++i) __builtin_prefetch(next_ + i * kLineBytes, 0, 3);
         next_ += kLines * kLineBytes;
@@ -109,13 +108,13 @@ public:
 private:
     static constexpr int kLines = kGroupKeys * kQuads * kQuadElements / kLineBytes;
 
-    const S* starts_[4];
+    const Fp8* starts_[4];
     const int64_t stride_;
     const char* next_;
 };
 
 template <class S>
-using RowsInPlace = std::conditional_t<kIsCoded<S>, CodedKeyRows<S>, KeyRows>;
+using RowsInPlace = std::conditional_t<kIsCoded<S>, CodedKeyRows, KeyRows>;
 template <class S>
 constexpr bool kCanBeInPlace = true;
 #else

@@ -22,6 +22,7 @@ struct Scratch {
     float* zero_row;     // [padded_dim], stands in for keys and values that nobody sees
     float* scores;       // [kMaxQueries][kTileKeys], then the softmax weights
     float* decays;       // [kMaxQueries], what this tile's new maximum makes of earlier sums
+    float* factors;      // [kMaxQueries], of sums of integers
     float* run;          // state of the run
     float* result;       // state of all runs
     size_t num_bytes;
@@ -43,6 +44,7 @@ struct Scratch {
         zero_row = carve(padded_dim);
         scores = carve(kMaxQueries * kTileKeys);
         decays = carve(kMaxQueries);
+        factors = carve(kMaxQueries);
         run = carve(state_size(num_queries, head_dim));
         result = carve(state_size(num_queries, head_dim));
     }

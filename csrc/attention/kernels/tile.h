@@ -162,9 +162,11 @@ struct TileRows {
             if (value_offset != 0) prefetcher.add(seen + value_offset, num_bytes);
             for (; k < end; ++k, key += call.row_elements) {
                 keys[k] = key;
-                values[k] = k >= first && k < last ? key + value_offset : zero_row;
+                values[k] = key + value_offset;
             }
         }
+        for (int unseen = 0; unseen < first; ++unseen) values[unseen] = zero_row;
+        for (int unseen = last > 0 ? last : 0; unseen < k; ++unseen) values[unseen] = zero_row;
         for (; k < kTileKeys; ++k) keys[k] = values[k] = zero_row;
     }
 };
