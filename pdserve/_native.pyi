@@ -88,6 +88,7 @@ def paged_attention(
     out: Tensor,  # shape and dtype of query, contiguous
     variant: str = "",  # one of kernel_variants(), for tests
     cap: float = 0.0,  # scores become cap * tanh(score / cap); 0: they do not
+    sinks: Tensor | None = None,  # [num_heads] float32: one more score of each, of no value
 ) -> None:
     """Causal attention of every query row over its request's blocks, into `out`.
 
@@ -162,7 +163,7 @@ def linear(
     x: Tensor,  # [num_rows, num_in] float32 or bfloat16, strided but the last
     packed: PackedMatrix,
     out: Tensor,  # [num_rows, num_out], or half as many columns if gated; strided but the last
-    result: str = "store",  # store, store_float, add (both into float32), gated_silu, gated_gelu
+    result: str = "store",  # store, store_float, add (both into float32), or gated: LinearResult
     variant: str = "",  # one of kernel_variants(), for tests
 ) -> None:
     """Write x times a packed matrix to `out`.
@@ -266,7 +267,7 @@ class Decoder:
         # radians of short requests, then of long ones
         rope_scales: list[float],  # of cosines and sines
         layer_ropes: list[int],  # which of them each layer has
-        activation: str,  # silu or gelu_tanh
+        activation: str,  # silu, gelu_tanh or clamped
         attention_scale: float,
         attention_cap: float,  # scores become cap * tanh(score / cap); 0: they do not
         logit_cap: float,  # likewise

@@ -31,6 +31,8 @@ from transformers import (
     Glm4ForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeHybridConfig,
@@ -116,6 +118,18 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "attention_multiplier": 0.4,
             "residual_multiplier": 0.3,
             "logits_scaling": 0.5,
+        },
+    ),
+    # Of experts so many gates and ups are beyond 7 that clamping matters.
+    "gpt_oss": (
+        GptOssConfig,
+        GptOssForCausalLM,
+        {
+            "head_dim": 32,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "sliding_window": 24,
+            "intermediate_size": 72,
         },
     ),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
@@ -310,7 +324,7 @@ def _randomise(model: PreTrainedModel) -> None:
                 parameter.normal_(1.0, 0.2)
             elif scales_embedding and "embed_tokens" in name:
                 parameter.normal_(0.0, 0.1)
-            elif name.endswith("bias") or "embed_tokens" in name:
+            elif name.endswith(("bias", "sinks")) or "embed_tokens" in name:
                 parameter.normal_(0.0, 0.2)
             else:
                 scale = 2.0 if "lm_head" in name else 3.0

@@ -52,6 +52,7 @@ class NativeAttention:
             out,
             variant=self._variant,
             cap=kv.cap or 0.0,
+            sinks=kv.sinks,
         )
         return out
 

@@ -53,7 +53,7 @@ void check_query(const TensorView& query, const TensorView& out, const PoolView&
 void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
     nb::handle query_start, nb::handle context_lens, nb::handle block_tables, double scale,
     int64_t sliding_window, nb::handle out_object, nb::handle rows_object,
-    const char* variant_name, double cap) {
+    const char* variant_name, double cap, nb::handle sinks_object) {
     const PoolView pool(kv_pool, layer, Access::kRead);
     const TensorView query(query_object, "query");
     const TensorView out(out_object, "out", Access::kWrite);
@@ -65,6 +65,13 @@ void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
     if (!rows_object.is_none()) {
         chosen.emplace(rows_object, "rows");
         check_rows(*chosen, query.size(0), "rows");
+    }
+    std::optional<TensorView> sinks;
+    if (!sinks_object.is_none()) {
+        sinks.emplace(sinks_object, "sinks");
+        sinks->expect_type({ElementType::kFloat32});
+        sinks->expect_shape({query.size(1)}, "[num_heads]");
+        sinks->expect_contiguous();
     }
     const Variant variant = variant_from(variant_name);
     const Step step{
@@ -84,7 +91,8 @@ void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
     Plan plan;
     plan.make(step, pool.pool(), static_cast<int>(query.size(1)), static_cast<int>(sliding_window),
         choice);
-    const Scoring scoring{static_cast<float>(scale), static_cast<float>(cap)};
+    const Scoring scoring{static_cast<float>(scale), static_cast<float>(cap),
+        sinks ? sinks->data<float>() : nullptr};
     attend(plan, static_cast<int>(layer), rows, out.data<void>(), scoring, variant);
 }
 
@@ -97,7 +105,7 @@ void bind_attention(nb::module_& m) {
     m.def("paged_attention", &attention::paged_attention, arg("query"), arg("kv_pool"),
         arg("layer"), arg("query_start"), arg("context_lens"), arg("block_tables"), arg("scale"),
         arg("sliding_window"), arg("out"), arg("rows") = nb::none(), arg("variant") = "",
-        arg("cap") = 0.0,
+        arg("cap") = 0.0, arg("sinks") = nb::none(),
         "Causal attention of every query row over its request's blocks, into `out`.");
     m.def("write_kv", &attention::write_kv, arg("kv_pool"), arg("layer"), arg("key"), arg("value").none(),
         arg("slot_mapping"), "Store keys and values of one layer at their slots.");

@@ -77,6 +77,7 @@ struct QueryRows {
 struct Scoring {
     float scale;
     float cap = 0;  // scores become cap * tanh(score / cap); 0: they do not
+    const float* sinks = nullptr;  // [num_heads]: one more score of each, of no value
 };
 
 // How the attention of a step is divided among threads; the same for all layers with the same

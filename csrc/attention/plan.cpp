@@ -190,6 +190,7 @@ void attend(Plan& plan, int layer, const QueryRows& query, void* out, const Scor
     call.layer_pool = static_cast<const char*>(pool.data) + layer * pool.layer_bytes();
     call.scale = scoring.scale;
     call.cap = scoring.cap;
+    call.sinks = scoring.sinks;
     const AttendKernels& kernel = kernels_of(variant, query.is_bfloat16, pool.format);
     ThreadPool::instance().parallel_for(static_cast<int64_t>(plan.items_.size()), [&](int64_t i) {
         static thread_local ScratchBuffer thread_scratch;

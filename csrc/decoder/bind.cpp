@@ -141,7 +141,8 @@ private:
 linear::Result gated_result(const char* activation) {
     if (std::strcmp(activation, "silu") == 0) return linear::Result::kGatedSilu;
     if (std::strcmp(activation, "gelu_tanh") == 0) return linear::Result::kGatedGelu;
-    raise_value_error("activation", "silu or gelu_tanh", activation);
+    if (std::strcmp(activation, "clamped") == 0) return linear::Result::kGatedClamped;
+    raise_value_error("activation", "silu, gelu_tanh or clamped", activation);
 }
 
 // Of a LatentShape.

@@ -104,7 +104,7 @@ void Forward::compute(const Inputs& inputs, const Written& written) {
             if (written && tensor_ != nullptr) written(index + 1);
             return;
         }
-        attend(index, is_last ? last_plan_ : plan_of(layer));
+        attend(layer, index, is_last ? last_plan_ : plan_of(layer));
         if (is_last) keep_rows(kept.all());
         finish_attention(layer);
         if (written && tensor_ != nullptr) written(index + 1);  // all ranks have met
@@ -259,11 +259,11 @@ const float* Forward::measure_heads(const attention::QkvRows& rows) {
     return means;
 }
 
-void Forward::attend(int index, attention::Plan& plan) {
+void Forward::attend(const Layer& layer, int index, attention::Plan& plan) {
     const attention::QueryRows query{
         buffers_.qkv, model_.sizes.qkv_width(), model_.sizes.head_dim, model_.is_bfloat16};
     const attention::Scoring scoring{
-        model_.arithmetic.attention_scale, model_.arithmetic.attention_cap};
+        model_.arithmetic.attention_scale, model_.arithmetic.attention_cap, layer.sinks};
     attention::attend(plan, index, query, buffers_.attended, scoring, variant_);
 }
 

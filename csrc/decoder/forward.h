@@ -63,7 +63,7 @@ private:
     attention::Plan& plan_of(const Layer& layer);
     void write_kv(const Layer& layer, int index);
     const float* measure_heads(const attention::QkvRows& rows);
-    void attend(int index, attention::Plan& plan);
+    void attend(const Layer& layer, int index, attention::Plan& plan);
     void keep_rows(const attention::RowChoice& rows);
     void finish_attention(const Layer& layer);
     void finish_layer(const Layer& layer);

@@ -53,6 +53,7 @@ struct Layer {
     const float* attention_norm;  // null: attention takes rows as they are
     const float* q_norm;  // null: heads are not normalised
     const float* k_norm;
+    const float* sinks;   // [num_heads]; null: heads have none
     const float* after_attention_norm;  // null: what attention makes is added as it is
     const float* mlp_norm;              // as attention_norm
     const float* after_mlp_norm;        // likewise
@@ -104,6 +105,7 @@ inline constexpr NormField kNorms[] = {
         [](auto& sizes, auto&) { return sizes.latent.query_rank; }, true},
     {"q_norm", &Layer::q_norm, [](auto& sizes, auto&) { return sizes.q_norm_size(); }, true},
     {"k_norm", &Layer::k_norm, [](auto& sizes, auto&) { return sizes.k_norm_size(); }, true},
+    {"sinks", &Layer::sinks, [](auto& sizes, auto&) { return sizes.num_heads; }, true},
     {"after_attention_norm", &Layer::after_attention_norm,
         [](auto& sizes, auto&) { return sizes.hidden; }, true},
     {"mlp_norm", &Layer::mlp_norm, [](auto& sizes, auto&) { return sizes.hidden; }, true},

@@ -27,7 +27,9 @@ Result result_from(const char* name) {
     if (std::strcmp(name, "add") == 0) return Result::kAdd;
     if (std::strcmp(name, "gated_silu") == 0) return Result::kGatedSilu;
     if (std::strcmp(name, "gated_gelu") == 0) return Result::kGatedGelu;
-    raise_value_error("result", "store, store_float, add, gated_silu or gated_gelu", name);
+    if (std::strcmp(name, "gated_clamped") == 0) return Result::kGatedClamped;
+    raise_value_error(
+        "result", "store, store_float, add, gated_silu, gated_gelu or gated_clamped", name);
 }
 
 void check_out(const TensorView& out, const TensorView& x, const PackedMatrix& matrix,
@@ -54,7 +56,7 @@ void linear(nb::handle x_object, nb::handle packed, nb::handle out_object,
     const Result result = result_from(result_name);
     if (is_gated(result) != matrix.is_gated) {
         raise_value_error("result",
-            matrix.is_gated ? "gated_silu or gated_gelu, as the matrix is gated" : "another, for this matrix",
+            matrix.is_gated ? "a gated one, as the matrix is" : "another, for this matrix",
             result_name);
     }
     const TensorView out(out_object, "out", Access::kWrite);

@@ -12,10 +12,12 @@ enum class Result {
     kAdd,         // out += y, float32: the residual stream
     kGatedSilu,   // out[:, i] = silu(gate_i) * up_i, same type, num_out / 2 columns
     kGatedGelu,   // likewise gelu(gate_i) * up_i, by tanh
+    kGatedClamped,  // likewise g * sigmoid(1.702 * g) * (u + 1), of g and u clamped at 7
 };
 
 constexpr bool is_gated(Result result) {
-    return result == Result::kGatedSilu || result == Result::kGatedGelu;
+    return result == Result::kGatedSilu || result == Result::kGatedGelu
+        || result == Result::kGatedClamped;
 }
 
 // The B of a low-rank matrix B A that is added to a packed one: [outputs, width] in its panels'

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from pdserve.engine.models.arithmetic import Activation, Arithmetic
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.plan.forms import FLOAT32
 from pdserve.engine.plan.matrix import Matrix
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 
@@ -55,7 +56,7 @@ def empty_linear(matrix: Matrix, dtype: torch.dtype, device: torch.device, *stac
 
     Args:
         matrix: as planned.
-        dtype: of its bias.
+        dtype: of its bias, unless weights are float32.
         device: where it will be.
         stack: how many there are; nothing: it is none.
     """
@@ -63,9 +64,10 @@ def empty_linear(matrix: Matrix, dtype: torch.dtype, device: torch.device, *stac
     assert form.coding is None, form.name
     assert form.group in ((0, 0), (1, 0)), form.name
     rows = (*stack, matrix.num_out)
+    bias_dtype = torch.float32 if form is FLOAT32 else dtype  # of what all compute in float32
     return Linear(
         torch.empty((*rows, matrix.num_in), dtype=torch_dtype(form.dtype), device=device),
-        torch.empty(rows, dtype=dtype, device=device) if matrix.has_bias else None,
+        torch.empty(rows, dtype=bias_dtype, device=device) if matrix.has_bias else None,
         torch.empty(rows, device=device) if form.is_quantised else None,
     )
 
@@ -97,7 +99,18 @@ def gated_gelu(rows: Tensor) -> Tensor:
     return functional.gelu(gate, approximate="tanh").mul_(up)
 
 
-GATED: Final = {Activation.SILU: gated_silu, Activation.GELU_TANH: gated_gelu}
+def gated_clamped(rows: Tensor) -> Tensor:
+    """Return gate * sigmoid(1.702 * gate) * (up + 1), both clamped at 7. See Gated."""
+    gate, up = rows.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return (gate * 1.702).sigmoid_().mul_(gate).mul_(up + 1)
+
+
+GATED: Final = {
+    Activation.SILU: gated_silu,
+    Activation.GELU_TANH: gated_gelu,
+    Activation.CLAMPED: gated_clamped,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ from pdserve.settings.struct import ConfigStruct
 
 PoolingName = Literal["auto", "last", "mean", "cls"]
 ScoringName = Literal["auto", "yes-no", "cosine"]
-ToolFormatName = Literal["auto", "hermes", "llama3", "mistral", "pythonic", "qwen3_coder"]
+ToolFormatName = Literal[
+    "auto", "harmony", "hermes", "llama3", "mistral", "pythonic", "qwen3_coder"
+]
 
 
 class AnswerConfig(ConfigStruct, frozen=True):

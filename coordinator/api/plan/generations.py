@@ -19,9 +19,11 @@ from coordinator.api.read.terms import ServiceTerms
 from coordinator.generation import GenerationRequest
 from coordinator.models.model import Model
 from coordinator.text import Tokenizer
-from coordinator.text.grammars import Thinking
+from coordinator.text.grammars import Channels, Thinking
 from coordinator.text.parts import AnswerParts, CallPiece, ToolFormat
 from coordinator.text.parts.call_ids import mistral_id
+from coordinator.text.parts.harmony import FinalStart, Harmony
+from coordinator.text.parts.interface import FindsContent
 from coordinator.text.parts.reasoning import BEGIN, END, ContentStart, Reasoning
 from pdserve.protocol import SamplingParams
 from pdserve.shared.errors import InvalidRequest
@@ -35,7 +37,7 @@ class PartsPlan:
     """How the answers of one call are split into parts."""
 
     make: Callable[[], AnswerParts]  # makes the parser of one choice
-    content_start: Callable[[], ContentStart | None]  # tells where a choice's content begins
+    content_start: Callable[[], FindsContent | None]  # tells where a choice's content begins
     make_id: Callable[[int, CallPiece], str]  # (choice, first piece of a call) |-> the call's id
     kept_ids: frozenset[int]  # special tokens that mark tool calls
     grammar: str  # that the parts must match, for SamplingParams.grammar; "": any text
@@ -49,11 +51,13 @@ async def plan_parts(
     """Return the parts plan of a call with this rendered prompt. Raises InvalidRequest."""
     tokenizer, splits_reasoning = model.tokenizer, config.splits_reasoning
     tool_format = model.tool_format if body.tools and body.tool_choice != "none" else None
+    continues = bool(body.continue_final_message)
     max_calls = 1 if body.parallel_tool_calls is False else None
     is_call = tool_format is not None and body.must_call
     has_begun = splits_reasoning and _ends_with_mark(prompt, tokenizer)
 
     is_apart = splits_reasoning and body.separate_reasoning is not False
+    has_channels = model.tool_format is ToolFormat.HARMONY
     is_shown = body.include_reasoning is not False
     is_streamed = body.stream_reasoning is not False
 
@@ -64,12 +68,23 @@ async def plan_parts(
     }
 
     def make() -> AnswerParts:
+        if has_channels:
+            channels = Harmony(
+                offered if tool_format is not None else {},
+                is_apart=body.separate_reasoning is not False,
+                is_shown=is_shown,
+                is_streamed=is_streamed,
+                has_begun=continues,
+            )
+            return AnswerParts(None, None, max_calls, is_call, channels)
         begins = tool_format.begins if tool_format is not None else ()
         reasoning = Reasoning(has_begun, is_shown, is_streamed, begins) if is_apart else None
         tools = tool_format.parser(offered) if tool_format is not None else None
         return AnswerParts(reasoning, tools, max_calls, is_call)
 
-    def content_start() -> ContentStart | None:
+    def content_start() -> FindsContent | None:
+        if has_channels:
+            return None if continues else FinalStart()
         return ContentStart(Reasoning(has_begun)) if is_apart else None
 
     taken: dict[tuple[int, str], int] = {}  # choice and id |-> the first call that has it
@@ -84,10 +99,13 @@ async def plan_parts(
             return written
         return mistral_id(drawn)
 
-    thinking = None
-    if splits_reasoning and not body.continue_final_message:
+    thinking: Thinking | Channels | None = None
+    if has_channels and not continues:
+        thinking = Channels(tokenizer.token_id)
+    elif splits_reasoning and not continues:
         thinking = Thinking(has_begun, tokenizer.token_id(BEGIN), tokenizer.token_id(END))
-    marks = tool_format.marks if tool_format is not None else ()
+    marked = model.tool_format if has_channels else tool_format
+    marks = marked.marks if marked is not None else ()
     kept = (tokenizer.special_id(mark) for mark in marks)
     return PartsPlan(
         make,
@@ -95,7 +113,7 @@ async def plan_parts(
         make_id,
         frozenset(i for i in kept if i is not None),
         await chat_grammar(body, tool_format, thinking, model, terms.slo.tenant),
-        shows_reasoning=is_apart and is_shown,
+        shows_reasoning=(is_apart or has_channels) and is_shown,
         shows_function_call=bool(body.functions),
     )
 

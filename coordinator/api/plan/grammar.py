@@ -14,6 +14,7 @@ from coordinator.text import Tokenizer
 from coordinator.text.grammars import (
     AnswerGrammar,
     CallGrammar,
+    Channels,
     OfferedTool,
     Output,
     OutputKind,
@@ -45,7 +46,7 @@ async def text_grammar(body: GenerationFields, model: Model, tenant: str) -> str
 async def chat_grammar(
     body: ChatRequest,
     tool_format: ToolFormat | None,
-    thinking: Thinking | None,
+    thinking: Thinking | Channels | None,
     model: Model,
     tenant: str,
 ) -> str:
@@ -93,7 +94,7 @@ def _call_grammar(
 async def _checked(
     output: Output | None,
     calls: CallGrammar | None,
-    thinking: Thinking | None,
+    thinking: Thinking | Channels | None,
     model: Model,
     tenant: str,
 ) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.api.read.fields import GenerationFields
 from coordinator.text import Tokenizer
-from coordinator.text.parts.reasoning import ContentStart
+from coordinator.text.parts.interface import FindsContent
 from coordinator.text.threads import Asker
 from pdserve.protocol import BadWord, SamplingParams
 from pdserve.shared.errors import InvalidRequest
@@ -25,7 +25,7 @@ class TextOptions:
     """How the text of a choice is processed."""
 
     stops: tuple[str, ...] = ()
-    content_start: Callable[[], ContentStart | None] = lambda: None  # stops count from there on
+    content_start: Callable[[], FindsContent | None] = lambda: None  # stops count from there on
     include_stop: bool = False
     stop_ids: frozenset[int] = frozenset()  # the client's stop tokens; the nodes stop at them
     min_tokens: int = 0  # stop strings are matched only after this many tokens

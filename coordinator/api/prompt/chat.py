@@ -175,6 +175,8 @@ def _template_message(
     thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
     if thought is not None:  # templates read it by either name
         values |= {"reasoning_content": thought, "reasoning": thought}
+        if tool_format is ToolFormat.HARMONY:
+            values["thinking"] = thought
     if message.tool_call_id is not None:
         values["tool_call_id"] = template_id(message.tool_call_id, tool_format)
     if message.tool_calls:

@@ -12,6 +12,7 @@ from typing import Any
 from coordinator.text.grammars.argument_lists import ArgumentList, shared_rules
 from coordinator.text.grammars.outputs import Part, json_part, quoted, text_up_to, text_without
 from coordinator.text.parts import ToolFormat
+from coordinator.text.parts.harmony import CHANNEL, CONSTRAIN, MESSAGE
 from coordinator.text.parts.marks import ARGS, CALL_ID, HERMES, LLAMA3, MISTRAL
 from coordinator.text.parts.reasoning import BEGIN, END
 from pdserve.shared.errors import InvalidRequest
@@ -86,6 +87,8 @@ class CallGrammar:
     def _calls(self) -> list[str]:
         if self.tool_format is ToolFormat.LLAMA3:
             return [f"calls: {self._mark(LLAMA3.optional)}? {self._several('body', quoted('; '))}"]
+        if self.tool_format is ToolFormat.HARMONY:
+            return [f'calls: {self._mark(CHANNEL)} "commentary to=" body']
         if self.tool_format is ToolFormat.PYTHONIC:
             return [f'calls: "[" {self._several("body", quoted(", "))} "]"']
         if self.tool_format in (ToolFormat.HERMES, ToolFormat.QWEN3_CODER):
@@ -132,6 +135,9 @@ class CallGrammar:
         name, arguments = self.tools[index].name, f"@arguments_{index}"
         if self._names_calls:
             return f"{quoted(name)} {self._written_id()}{self._mark(ARGS)} {arguments}"
+        if self.tool_format is ToolFormat.HARMONY:
+            begin = f'/ ?/ {self._mark(CONSTRAIN)} "json" {self._mark(MESSAGE)}'
+            return f"{quoted('functions.' + name)} {begin} {arguments}"
         key = "parameters" if self.tool_format is ToolFormat.LLAMA3 else "arguments"
         head = f'{{"name": {quoted(name)}, "{key}": '
         return f"{quoted(head)} {arguments} {quoted('}')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coordinator.text.parts.harmony import Harmony
 from coordinator.text.parts.interface import Parts, PartsParser
 from coordinator.text.parts.reasoning import Reasoning
 
@@ -14,6 +15,7 @@ class AnswerParts:
         tools: finds calls in the rest; None: there are no calls.
         max_calls: further calls are dropped; None: unlimited.
         must_call: the rest consists of calls only; other text is a truncated call and is dropped.
+        channels: finds both, instead of the two.
     """
 
     def __init__(
@@ -22,9 +24,11 @@ class AnswerParts:
         tools: PartsParser | None = None,
         max_calls: int | None = None,
         must_call: bool = False,
+        channels: Harmony | None = None,
     ) -> None:
         self._reasoning = reasoning
-        self._tools = tools
+        self._channels = channels
+        self._tools: PartsParser | None = tools or channels
         self._max_calls = max_calls
         self._must_call = must_call
         self._num_found = 0  # calls, with those that are dropped
@@ -34,12 +38,16 @@ class AnswerParts:
     @property
     def is_reasoning(self) -> bool:
         """Whether the text ends inside reasoning."""
+        if self._channels is not None:
+            return self._channels.is_reasoning
         is_inside = self._reasoning is not None and self._reasoning.is_inside
         return is_inside and not self.num_late_chars
 
     @property
     def may_reason(self) -> bool:
         """Whether the text may go on with reasoning."""
+        if self._channels is not None:
+            return self._channels.may_reason
         return self._reasoning is not None and not self._reasoning.is_over
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from coordinator.text.parts.harmony import CHANNEL, MESSAGE, Harmony
+from coordinator.text.parts.harmony import MARKS as HARMONY_MARKS
 from coordinator.text.parts.interface import PartsParser, Tools
 from coordinator.text.parts.marked_calls import MarkedCalls
 from coordinator.text.parts.marks import (
@@ -22,6 +24,7 @@ from coordinator.text.parts.tagged_call import FUNCTION, PARAMETER
 class ToolFormat(StrEnum):
     """How a model writes tool calls."""
 
+    HARMONY = "harmony"  # gpt-oss: with reasoning
     HERMES = "hermes"  # Hermes, Qwen 2.5 and 3
     LLAMA3 = "llama3"  # Llama 3.1 and later, JSON
     MISTRAL = "mistral"
@@ -30,6 +33,8 @@ class ToolFormat(StrEnum):
 
     def parser(self, tools: Tools) -> PartsParser:
         """Return a new parser for one answer, which finds calls of these functions."""
+        if self is ToolFormat.HARMONY:
+            return Harmony(tools)
         marks = _MARKS.get(self)
         return PythonicCalls(tools) if marks is None else MarkedCalls(marks, tools)
 
@@ -37,6 +42,8 @@ class ToolFormat(StrEnum):
     def marks(self) -> tuple[str, ...]:
         """Marks of calls, which may be special tokens of the tokenizer."""
         match self:
+            case ToolFormat.HARMONY:
+                return HARMONY_MARKS
             case ToolFormat.PYTHONIC:
                 return (*BEGINS, END)
             case ToolFormat.MISTRAL:
@@ -46,6 +53,8 @@ class ToolFormat(StrEnum):
     @property
     def begins(self) -> tuple[str, ...]:
         """Marks with which a call begins, wherever they are."""
+        if self is ToolFormat.HARMONY:
+            return ()  # reasoning ends by itself
         marks = _MARKS.get(self)
         return BEGINS if marks is None else marks.begins or (marks.optional,)
 
@@ -69,6 +78,8 @@ _OTHERS = (
 
 def detect_tool_format(chat_template: str) -> ToolFormat | None:
     """Detect the format from what a template writes around earlier calls; None if unknown."""
+    if all(mark in chat_template for mark in (CHANNEL, MESSAGE)):
+        return ToolFormat.HARMONY
     if "tools" not in chat_template or any(mark in chat_template for mark in _OTHERS):
         return None
     if FUNCTION in chat_template and PARAMETER in chat_template:

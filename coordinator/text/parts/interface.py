@@ -67,6 +67,18 @@ class PartsParser(Protocol):
         ...
 
 
+class FindsContent(Protocol):
+    """Tells where the content of an answer begins, for what counts in content only."""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Return the text that precedes the content, and the content, as far as it is known."""
+        ...
+
+    def finish(self) -> str:
+        """End the text; return what was not known: it is content."""
+        ...
+
+
 class NotACall(Exception):  # control flow inside this package only
     """What was read so far is no tool call."""
 

@@ -61,15 +61,25 @@ public:
     void run(float* states) { walk_.run(*this, states); }
 
     void run_folded(const float* states) {
-        reset(result_);
+        begin_result(walk_.first_head());
         walk_.run_folded(*this, states);
     }
 
 private:
     friend class Walk<S, TileAttend>;
 
-    void begin_head(int head) {
+    // As in attend.h. The denominator is a column of its own.
+    void begin_result(int head) {
         reset(result_);
+        if (call_.sinks == nullptr) return;
+        for (int q = 0; q < num_queries_; ++q) {
+            result_.maxima[q] = sink_score(call_, seeing_, head, q);
+            result_.sums[static_cast<int64_t>(q) * num_columns_ + padded_dim_] = 1.0f;
+        }
+    }
+
+    void begin_head(int head) {
+        begin_result(head);
         auto* tiles = reinterpret_cast<uint32_t*>(scratch_.query_tiles);
         __builtin_memset(tiles, 0, sizeof(float) * num_tiles_ * kTileQueries * tiled_dim_ / 2);
         for (int q = 0; q < num_queries_; ++q) {

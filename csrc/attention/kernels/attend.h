@@ -95,15 +95,25 @@ public:
     void run(float* states) { walk_.run(*this, states); }
 
     void run_folded(const float* states) {
-        reset(result_, num_queries_, padded_dim_);
+        begin_result(walk_.first_head());
         walk_.run_folded(*this, states);
     }
 
 private:
     friend class Walk<S, Attend>;
 
-    void begin_head(int head) {
+    // With a sink, the softmax begins with its score, before all runs.
+    void begin_result(int head) {
         reset(result_, num_queries_, padded_dim_);
+        if (call_.sinks == nullptr) return;
+        for (int q = 0; q < num_queries_; ++q) {
+            result_.maxima[q] = sink_score(call_, seeing_, head, q);
+            result_.totals[q * kSumLanes] = 1.0f;
+        }
+    }
+
+    void begin_head(int head) {
+        begin_result(head);
         for (int q = 0; q < num_queries_; ++q) {
             const T* source = static_cast<const T*>(call_.query) + query_offset(head, q);
             U* target = queries() + static_cast<int64_t>(q) * padded_dim_;

@@ -38,6 +38,7 @@ struct Call {
     int block_size;
     float scale;
     float cap;           // scores become cap * tanh(score / cap); 0: they do not
+    const float* sinks;  // [num_heads]: one more score of each, of no value; null: there are none
     int sliding_window;  // 0: none
 };
 

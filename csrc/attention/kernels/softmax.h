@@ -3,6 +3,7 @@
 #pragma once
 
 #include "scratch.h"
+#include "seeing.h"
 #include "tile.h"
 
 namespace pdserve::attention {
@@ -145,6 +146,11 @@ PDSERVE_INLINE void weigh(float* scores, float factor, int num_keys, float* maxi
     const int64_t first = static_cast<int64_t>(q) * padded_dim;
     fold(run.sums + first, result.sums + first, padded_dim);
     fold(run.totals + q * kSumLanes, result.totals + q * kSumLanes, kSumLanes);
+}
+
+// The score of a query head's sink, as the maxima are.
+PDSERVE_INLINE float sink_score(const Call& call, const Seeing& seeing, int kv_head, int query) {
+    return call.sinks[kv_head * seeing.group_size + query % seeing.group_size] * kLog2E;
 }
 
 PDSERVE_INLINE void reset(const State& state, int num_queries, int padded_dim) {

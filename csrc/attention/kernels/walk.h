@@ -65,6 +65,8 @@ public:
         sums.write_out(item_.first_head);
     }
 
+    int first_head() const { return item_.first_head; }
+
 private:
     int first_tile() const {
         const int start = item_.first_run * kRunKeys;

@@ -17,14 +17,26 @@ PDSERVE_INLINE FloatLanes times_sigmoid(FloatLanes x, FloatLanes z) {
 }
 
 struct Silu {
-    PDSERVE_INLINE FloatLanes operator()(FloatLanes x) const { return times_sigmoid(x, x); }
+    PDSERVE_INLINE FloatLanes operator()(FloatLanes gate, FloatLanes up) const {
+        return times_sigmoid(gate, gate) * up;
+    }
 };
 
 // x * (1 + tanh(z / 2)) / 2 with z = sqrt(8 / pi) * (x + 0.044715 * x^3).
 struct Gelu {
-    PDSERVE_INLINE FloatLanes operator()(FloatLanes x) const {
-        const FloatLanes cubed = multiply_add(x, x * x * x, splat(0.044715f));
-        return times_sigmoid(x, cubed * splat(1.59576912160573071f));
+    PDSERVE_INLINE FloatLanes operator()(FloatLanes gate, FloatLanes up) const {
+        const FloatLanes cubed = multiply_add(gate, gate * gate * gate, splat(0.044715f));
+        return times_sigmoid(gate, cubed * splat(1.59576912160573071f)) * up;
+    }
+};
+
+// gpt-oss: the gate is clamped from above, up from both sides. NaN stays NaN.
+struct Clamped {
+    PDSERVE_INLINE FloatLanes operator()(FloatLanes gate, FloatLanes up) const {
+        const FloatLanes most = splat(7.0f);
+        gate = gate > most ? most : gate;
+        up = up > most ? most : up < -most ? -most : up;
+        return times_sigmoid(gate, gate * splat(1.702f)) * (up + splat(1.0f));
     }
 };
 
@@ -67,6 +79,7 @@ public:
             case Result::kAdd: add_all(part); break;
             case Result::kGatedSilu: put_gated(part, Silu()); break;
             case Result::kGatedGelu: put_gated(part, Gelu()); break;
+            case Result::kGatedClamped: put_gated(part, Clamped()); break;
         }
     }
 
@@ -128,7 +141,7 @@ private:
             const int64_t column = part.first_lane / 2 + i;
             for (int64_t r = 0; r < part.num_rows; ++r) {
                 const float* y = part.sums + r * part.sum_stride + gate;
-                const FloatLanes gated = activation(load(y)) * load(y + kPanelOutputs);
+                const FloatLanes gated = activation(load(y), load(y + kPanelOutputs));
                 put(out_row<T>(part, r) + column, gated, call_.num_columns - column);
             }
         }

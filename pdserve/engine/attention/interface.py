@@ -36,6 +36,7 @@ class LayerKv:
     scale: float  # factor on the dot products, usually head_dim ** -0.5
     sliding_window: int | None = None  # a query at p sees the keys in (p - window, p]; None: all
     cap: float | None = None  # scores become cap * tanh(score / cap); None: they do not
+    sinks: Tensor | None = None  # [num_heads] float32: one more score of each head, of no value
 
 
 class Attend(Protocol):

@@ -70,5 +70,10 @@ def _attend_one(query: Tensor, keys: Tensor, values: Tensor, kv: LayerKv) -> Ten
     hidden = key_positions > positions
     if kv.sliding_window is not None:
         hidden |= key_positions <= positions - kv.sliding_window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if kv.sinks is not None:
+        sinks = kv.sinks[:, None, None].expand(-1, num_rows, 1)
+        weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
     return (weights @ values).transpose(0, 1).to(query.dtype)

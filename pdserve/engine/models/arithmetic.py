@@ -20,14 +20,15 @@ class Activation(StrEnum):
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"  # x * sigmoid(1.5957691 * (x + 0.044715 x³))
+    CLAMPED = "clamped"  # x * sigmoid(1.702 x), times up + 1: of x to 7, and up within 7
 
 
 # As config.json has them.
 ACTIVATIONS: Final = {
-    "silu": Activation.SILU,
-    "swish": Activation.SILU,
-    "gelu_pytorch_tanh": Activation.GELU_TANH,
-    "gelu_new": Activation.GELU_TANH,
+    "silu": {Activation.SILU, Activation.CLAMPED},
+    "swish": {Activation.SILU},
+    "gelu_pytorch_tanh": {Activation.GELU_TANH},
+    "gelu_new": {Activation.GELU_TANH},
 }
 
 

@@ -55,6 +55,7 @@ class ModelConfig:
     stored_dtype: str  # of the weights, as config.json says: "bfloat16", "float16", "float32"
     eos_token_ids: frozenset[int]
     experts: ExpertConfig | None = None
+    has_sinks: bool = False  # a head has one more score, of no value
     has_fused_qkv: bool = False  # checkpoints have one tensor of the three
     mlp: MlpTensors = PLAIN_MLP
     arithmetic: Arithmetic = PLAIN
@@ -177,7 +178,7 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         head_dim=head_dim,
         rms_norm_eps=eps / arithmetic.residual_scale**2,
         has_qkv_bias=resolve_bias(fields, "attention_bias", family.qkv_bias, family.biases_qkv),
-        has_o_bias=family.o_bias is None and fields.boolean("attention_bias", False),
+        has_o_bias=family.o_bias is None and fields.boolean("attention_bias", family.biases_qkv),
         has_mlp_bias=resolve_bias(fields, "mlp_bias", family.mlp_bias),
         norms=family.norms,
         ties_embeddings=fields.boolean("tie_word_embeddings", family.ties_embeddings),
@@ -187,6 +188,7 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         stored_dtype=fields.text("dtype", fields.text("torch_dtype", "float32")),
         eos_token_ids=token_ids(fields.raw("eos_token_id")),
         experts=family.experts(fields, num_layers),
+        has_sinks=family.has_sinks,
         has_fused_qkv=family.has_fused_qkv,
         mlp=family.mlp,
         arithmetic=arithmetic,

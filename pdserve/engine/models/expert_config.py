@@ -20,15 +20,16 @@ _MOST_EXPERTS: Final = 1_000
 class ExpertNames:
     """What a checkpoint calls the tensors of a layer: a matrix for each expert and each purpose."""
 
-    block: str  # that has `gate`, the router, and `experts`
+    block: str  # that has the router and `experts`
     gate: str
     up: str
     down: str
     shared_block: str = "shared_expert"
+    scores: str = "gate"  # the router
 
     def router(self) -> str:
         """The router, within its layer and without ".weight"."""
-        return f"{self.block}.gate"
+        return f"{self.block}.{self.scores}"
 
     def score_bias(self) -> str:
         """See `Choice`, likewise."""
@@ -84,6 +85,7 @@ class ExpertConfig:
     shared_size: int = 0  # width of one more, which all tokens have; 0: none
     weighs_shared: bool = True  # by a sigmoid
     choice: Choice = SOFTMAX
+    has_bias: bool = False  # the router and each expert
 
 
 def no_experts(fields: JsonFields, num_layers: int) -> ExpertConfig | None:
@@ -106,6 +108,18 @@ def mixtral_experts(fields: JsonFields, num_layers: int) -> ExpertConfig:
         layers=frozenset(range(num_layers)),
         names=ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2"),
     )
+
+
+def gpt_oss_experts(fields: JsonFields, num_layers: int) -> ExpertConfig:
+    """Experts in all layers, with biases."""
+    experts = _experts(
+        fields,
+        intermediate_size=fields.integer("intermediate_size"),
+        normalizes_weights=True,
+        layers=frozenset(range(num_layers)),
+        names=ExpertNames("mlp", "gate_proj", "up_proj", "down_proj", scores="router"),
+    )
+    return replace(experts, has_bias=True)
 
 
 def qwen3_experts(fields: JsonFields, num_layers: int) -> ExpertConfig:

@@ -16,6 +16,7 @@ from pdserve.engine.models.expert_config import (
     ExpertConfig,
     deepseek_v2_experts,
     deepseek_v3_experts,
+    gpt_oss_experts,
     mixtral_experts,
     no_experts,
     qwen2_experts,
@@ -134,6 +135,7 @@ class Family:
     norm_offset: float = 0.0  # added to the weights of all norms
     ties_embeddings: bool = False  # if config.json does not say
     norm_eps_key: str = "rms_norm_eps"
+    has_sinks: bool = False
     centres_norms: bool = False  # as Arithmetic has these
     norms_heads_together: bool = False
     is_parallel: bool = False
@@ -287,6 +289,20 @@ FAMILIES: dict[str, Family] = {
         norm_eps_key="layer_norm_eps",
         centres_norms=True,
         is_parallel=True,
+    ),
+    "GptOssForCausalLM": Family(
+        "gpt_oss",
+        131_072,
+        window_but_every(2, default=128),
+        qkv_bias=None,
+        biases_qkv=True,
+        o_bias=None,
+        default_head_dim=64,
+        default_theta=150_000.0,
+        default_norm_eps=1e-5,
+        experts=gpt_oss_experts,
+        activation=Activation.CLAMPED,
+        has_sinks=True,
     ),
     "Gemma2ForCausalLM": Family(
         "gemma2",

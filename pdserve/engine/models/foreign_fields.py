@@ -25,6 +25,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "scale_depth": (1.0,),
     "clip_qkv": (),
     "attention_chunk_size": (),
+    "swiglu_alpha": (1.702,),
+    "swiglu_limit": (7.0,),
     "no_rope_layers": ([],),
     "no_rope_layer_interval": (0,),
     "attn_temperature_tuning": (False,),
@@ -57,8 +59,8 @@ def refuse_foreign_fields(fields: JsonFields, family: Family) -> None:
         raise ModelError(f"{fields.where}: auto_map asks for code of the model's own; none is run")
     for key in ("hidden_act", "hidden_activation"):
         name = fields.text(key, family.activation.value)
-        if name != family.activation and ACTIVATIONS.get(name) != family.activation:
-            known = [name for name, found in ACTIVATIONS.items() if found is family.activation]
+        if name != family.activation and family.activation not in ACTIVATIONS.get(name, ()):
+            known = [name for name, found in ACTIVATIONS.items() if family.activation in found]
             raise fields.error(key, f"{' or '.join(known)} for this architecture")
 
 

@@ -28,7 +28,13 @@ from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.parts import LEAST_PART
 
-NORMS: Final = ("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")
+NORMS: Final = (
+    "attention_norm",
+    "sinks",
+    "after_attention_norm",
+    "mlp_norm",
+    "after_mlp_norm",
+)
 LATENT_NORMS: Final = ("query_latent_norm", "latent_norm")
 
 
@@ -137,7 +143,7 @@ class TorchDecoder:
             else:
                 query, key, value = self._latent(layer, taken, own_angles, latent)
             self._attention.write_kv(kv_pool, index, key, value, batch.attention)
-            kv = LayerKv(kv_pool, index, scale, self._windows[index], cap)
+            kv = LayerKv(kv_pool, index, scale, self._windows[index], cap, layer.norms.get("sinks"))
             attended = self._attention.attend(query, kv, batch.attention)
             if latent is not None:
                 attended = _of_heads(layer.heads["value"], attended[:, :, : latent.rank])

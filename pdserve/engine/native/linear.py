@@ -28,8 +28,9 @@ class LinearResult(StrEnum):
     STORE = "store"  # out = y, of x's dtype
     STORE_FLOAT = "store_float"  # out = y, float32
     ADD = "add"  # out += y, float32
-    GATED_SILU = "gated_silu"  # out = silu(gate) * up, of x's dtype; this or the next if gated
+    GATED_SILU = "gated_silu"  # out = silu(gate) * up, of x's dtype; this or a later one if gated
     GATED_GELU = "gated_gelu"  # out = gelu(gate) * up, likewise
+    GATED_CLAMPED = "gated_clamped"  # as Activation.CLAMPED
 
 
 @dataclass(frozen=True, slots=True)

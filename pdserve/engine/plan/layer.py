@@ -38,7 +38,7 @@ class MlpPlan:
 class LayerPlan:
     """One layer, as one rank has it. Everything is in the order of packed files."""
 
-    norms: dict[str, Norm]  # by the names that decoders know
+    norms: dict[str, Norm]  # by the names that decoders know; with `sinks`, if heads have them
     mixer: (
         Matrices  # attention_out, and qkv, whose heads are queries, keys and values; or latent.py
     )
@@ -112,7 +112,9 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
             (f"{layer}expert.{number}.", experts.names.expert(number))
             for number in range(experts.num_experts)
         )
-        matrices = {"router": Matrix(f"{layer}router", scores, hidden, FLOAT32)}
+        has_bias = experts.has_bias
+        router = Matrix(f"{layer}router", scores, hidden, FLOAT32, has_bias=has_bias)
+        matrices = {"router": router}
         if experts.shared_size:
             shared = gated(f"{layer}shared_", experts.names.shared(), experts.shared_size, False)
             matrices |= {f"shared_{name}": matrix for name, matrix in shared.items()}
@@ -122,7 +124,7 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
         bias = Norm(f"{layer}{experts.names.score_bias()}", experts.num_experts, is_wide=True)
         return MlpPlan(
             matrices,
-            tuple(gated(*named, experts.intermediate_size, False) for named in each),
+            tuple(gated(*named, experts.intermediate_size, has_bias) for named in each),
             experts,
             bias if experts.choice.has_score_bias else None,
         )
@@ -141,7 +143,7 @@ def _heads(of: slice, head_dim: int) -> range:
 
 
 def _norms(config: ModelConfig, layer: str, shard: Shard) -> dict[str, Norm]:
-    """Those of the residual stream and of heads."""
+    """Those of the residual stream and of heads, and sinks."""
     own, head_dim = shard.of(config), config.head_dim
     together = config.arithmetic.norms_heads_together
     num_heads = {"q_norm": own.num_heads, "k_norm": own.num_kv_heads}
@@ -149,7 +151,7 @@ def _norms(config: ModelConfig, layer: str, shard: Shard) -> dict[str, Norm]:
         "q_norm": _heads(shard.share(config.num_heads), head_dim),
         "k_norm": _heads(shard.kv_heads(config), head_dim),
     }
-    return {
+    norms = {
         norm.name: Norm(
             f"{layer}{norm.tensor}.weight",
             (len(numbers[norm.name]) if together else head_dim)
@@ -165,6 +167,10 @@ def _norms(config: ModelConfig, layer: str, shard: Shard) -> dict[str, Norm]:
         )
         for norm in config.norms
     }
+    if config.has_sinks:
+        cut = (shard.share(config.num_heads),)
+        norms["sinks"] = Norm(f"{layer}self_attn.sinks", own.num_heads, is_wide=True, cut=cut)
+    return norms
 
 
 def _mixer(config: ModelConfig, index: int, shard: Shard, form: WeightForm) -> Matrices:

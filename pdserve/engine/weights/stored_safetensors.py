@@ -13,6 +13,7 @@ from torch import Tensor
 from pdserve.engine.models.quantised.config import quantisation_of
 from pdserve.engine.weights.stored import Found, Shapes, StoredTensor, listed
 from pdserve.engine.weights.stored_modules import quantised_matrices
+from pdserve.engine.weights.stored_stacks import unstack
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.git_lfs import refuse_pointer
 from pdserve.shared.errors import ModelError
@@ -33,14 +34,17 @@ def safetensors(checkpoint: Checkpoint, expected: Shapes) -> Found:
         if quantisation is None
         else quantised_matrices(tensors, file_of, expected, quantisation)
     )
+    experts = unstack(tensors, file_of)
+    used |= experts.used
+    file_of |= experts.file_of
     found: dict[str, StoredTensor] = {}
     others: list[str] = []
-    for name, tensor in tensors.items():
+    for name, tensor in {**tensors, **experts.tensors}.items():
         if name in used:
             continue
         if name not in expected or name in matrices:
             others += [] if _DERIVED.search(name) else [name]
-        elif tensor.dtype not in _CONVERTIBLE:
+        elif isinstance(tensor, Tensor) and tensor.dtype not in _CONVERTIBLE:
             raise ModelError(
                 f"{file_of[name]}: {name} is of type {tensor.dtype}, and config.json does not say "
                 "how it is quantised (quantization_config)"

@@ -66,10 +66,10 @@ def test_of_equal_experts_the_first_are_chosen(small: SmallModel, is_native: boo
 @pytest.mark.parametrize("normalizes", [False, True])
 def test_weights_of_the_chosen(normalizes: bool) -> None:
     config = experts_of(small_model(**FIELDS, norm_topk_prob=normalizes)).config
-    router = torch.randn(6, 64) * 0.3
+    router = Linear(torch.randn(6, 64) * 0.3, torch.randn(6))
     x = torch.randn(5, 64)
-    shares = (x @ router.T).softmax(dim=-1).topk(2)
-    routing = choose_experts(x, Linear(router, None), config)
+    shares = router(x).softmax(dim=-1).topk(2)
+    routing = choose_experts(x, router, config)
     expected = shares.values / (shares.values.sum(dim=-1, keepdim=True) if normalizes else 1.0)
     assert torch.equal(routing.experts, shares.indices)
     torch.testing.assert_close(routing.weights, expected)

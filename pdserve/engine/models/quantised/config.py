@@ -9,7 +9,7 @@ from typing import Final
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.quantised.auto_round import auto_round
 from pdserve.engine.models.quantised.compressed import compressed_tensors
-from pdserve.engine.models.quantised.floats import fp8, modelopt
+from pdserve.engine.models.quantised.floats import fp8, modelopt, mxfp4
 from pdserve.engine.models.quantised.integers import awq, gptq
 from pdserve.engine.models.quantised.libraries import bitsandbytes, torchao
 from pdserve.engine.models.quantised.scheme import Quantisation
@@ -32,6 +32,7 @@ METHODS: Final[Mapping[str, Callable[[JsonFields], Quantisation]]] = {
     "compressed-tensors": compressed_tensors,
     "fp8": fp8,
     "modelopt": modelopt,
+    "mxfp4": mxfp4,
     "bitsandbytes": bitsandbytes,
     "torchao": torchao,
 }

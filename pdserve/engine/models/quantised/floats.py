@@ -29,6 +29,12 @@ def fp8(fields: JsonFields) -> Quantisation:
     return Quantisation("fp8", ((every, scheme),), fields.where)
 
 
+def mxfp4(fields: JsonFields) -> Quantisation:
+    """Return that of gpt-oss: its experts alone are quantised."""
+    scheme = Scheme(Layout.FP4, 4, (1, 32), is_float=True, rounds=True)
+    return Quantisation("mxfp4", ((every, scheme),), fields.where)
+
+
 def modelopt(fields: JsonFields) -> Quantisation:
     """Raises ModelError: what it says is not read."""
     said = fields.nested("quantization") if "quantization" in fields else fields

@@ -191,6 +191,7 @@ def test_reasoning_and_calls_of_one_answer() -> None:
         ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", "mistral"),
         ('{% if tools %}{"name": , "parameters": }{% endif %}', "llama3"),
         ("{% if tools %}?{% endif %}", None),
+        ("<|start|>assistant<|channel|>final<|message|>{{ content }}", "harmony"),
     ],
 )
 def test_a_template_tells_the_format(template: str, name: str | None) -> None:

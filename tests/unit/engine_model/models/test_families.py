@@ -96,6 +96,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", {}),
     "cohere2": ("cohere2", {}),
     "cohere2 with bias": ("cohere2", {"attention_bias": True, "tie_word_embeddings": False}),
+    "gpt-oss": ("gpt_oss", {}),
+    "gpt-oss without grouping": (
+        "gpt_oss",
+        {"num_key_value_heads": 4, "hidden_size": 60},
+    ),
     "qwen2 moe": ("qwen2_moe", {}),
     "qwen2 moe with MLPs": ("qwen2_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
     "gemma2": ("gemma2", {}),
@@ -205,11 +210,18 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
         "olmo2",
         swapping_norms("after_attention_norm", "after_mlp_norm"),
     ),
+    "ramp of whole dimensions": ("gpt-oss", with_rope(truncate=True)),
+    "experts without clamps": ("gpt-oss", computing(activation=Activation.SILU)),
     "norms around both": ("glm4", swapping_norms("attention_norm", "after_attention_norm")),
 }
 # Of a case: a tensor whose numbers are all alike in the mutant, and what they are.
 PLAIN: dict[str, tuple[str, str, float]] = {
     "shared expert that is not weighed": ("qwen2 moe", "shared_expert_gate", 0.0),
+    "no sinks": ("gpt-oss", "sinks", -1e4),
+    "no bias of the router": ("gpt-oss", "router.bias", 0.0),
+    "no bias of what experts take": ("gpt-oss", "gate_up_proj_bias", 0.0),
+    "no bias of what experts make": ("gpt-oss", "down_proj_bias", 0.0),
+    "no bias of the output": ("gpt-oss", "o_proj.bias", 0.0),
     "no shared expert": ("qwen2 moe", "shared_expert.down_proj", 0.0),
 }
 
