@@ -61,6 +61,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3, a layer without rope": ("smollm3", {}),
     "qwen2 moe, a shared expert": ("qwen2_moe", {}),
     "glm4, four norms, neighbours rotated": ("glm4", {}),
+    "gpt-oss, sinks, experts, windows": ("gpt_oss", {}),
     "cohere2, layer norms, parallel": ("cohere2", {}),
 }
 

@@ -33,6 +33,7 @@ class Shape:
     dtype: torch.dtype = torch.float32
     cap: float | None = None  # of scores
     codes: torch.dtype | None = None  # elements of the pool; None: it is of `dtype`
+    has_sinks: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -51,6 +52,7 @@ class Case:
     kv_pool: Tensor
     query: Tensor
     batch: AttentionBatch
+    sinks: Tensor | None = None  # [num_heads] float32
 
 
 def shapes() -> st.SearchStrategy[Shape]:
@@ -68,9 +70,16 @@ def shapes() -> st.SearchStrategy[Shape]:
 
 
 def stored_shapes() -> st.SearchStrategy[Shape]:
-    """The same, over pools of any kind."""
+    """The same, over pools of any kind, and with sinks."""
     codes = st.sampled_from([None, *CODES])
-    return st.builds(lambda shape, codes: dataclasses.replace(shape, codes=codes), shapes(), codes)
+    return st.builds(
+        lambda shape, codes, has_sinks: dataclasses.replace(
+            shape, codes=codes, has_sinks=has_sinks
+        ),
+        shapes(),
+        codes,
+        st.booleans(),
+    )
 
 
 # Tokens around the ends of the runs in which keys are gone through.
@@ -100,7 +109,8 @@ def make_case(
         block_tables=block_tables,
         slot_mapping=slots_of(shape, block_tables, rows, context_lens),
     )
-    return Case(shape, kv_pool, query, batch)
+    sinks = 2 * torch.randn(shape.num_heads) if shape.has_sinks else None
+    return Case(shape, kv_pool, query, batch, sinks)
 
 
 def alone(case: Case, request: int, first: int, last: int) -> Case:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from hypothesis import strategies as st
@@ -21,9 +21,13 @@ from tests.unpack import unpack
 
 WEIGHT_FORMS = [FLOAT32, BFLOAT16, INT8]
 DTYPES = [torch.float32, torch.bfloat16]
-GATED = {
-    LinearResult.GATED_SILU: functional.silu,
-    LinearResult.GATED_GELU: partial(functional.gelu, approximate="tanh"),
+GATED = {  # gate and up -> two factors
+    LinearResult.GATED_SILU: lambda gate, up: (functional.silu(gate), up),
+    LinearResult.GATED_GELU: lambda gate, up: (functional.gelu(gate, approximate="tanh"), up),
+    LinearResult.GATED_CLAMPED: lambda gate, up: (
+        gate.clamp(max=7) * (1.702 * gate.clamp(max=7)).sigmoid(),
+        up.clamp(-7, 7) + 1,
+    ),
 }
 FLOAT_RESULTS = (LinearResult.STORE_FLOAT, LinearResult.ADD)
 
@@ -134,7 +138,7 @@ def reference(case: Case) -> tuple[Tensor, Tensor]:
         return y, tolerance
     gate, up = y.chunk(2, dim=1)
     gate_tolerance, up_tolerance = tolerance.chunk(2, dim=1)
-    activated = GATED[case.product.result](gate)
+    activated, up = GATED[case.product.result](gate, up)
     expected = activated * up
     # The slopes of both are nowhere above 1.2.
     return expected, (

@@ -30,13 +30,13 @@ WINDOWS = st.one_of(st.none(), st.integers(1, 200))
 
 
 def attend(case: Case, window: int | None = None, layer: int = 0, variant: str = "") -> Tensor:
-    kv = LayerKv(case.kv_pool, layer, case.shape.scale, window, case.shape.cap)
+    kv = LayerKv(case.kv_pool, layer, case.shape.scale, window, case.shape.cap, case.sinks)
     return NativeAttention(variant).attend(case.query, kv, case.batch)
 
 
 def by_reference(case: Case, window: int | None, layer: int) -> Tensor:
     pool = decoded(case.kv_pool).nan_to_num()
-    kv = LayerKv(pool, layer, case.shape.scale, window, case.shape.cap)
+    kv = LayerKv(pool, layer, case.shape.scale, window, case.shape.cap, case.sinks)
     return ReferenceAttention().attend(case.query.float(), kv, case.batch)
 
 
@@ -190,6 +190,7 @@ def test_only_wanted_rows_are_attended(
         out,
         chosen.nonzero().flatten(),
         cap=shape.cap or 0.0,
+        sinks=case.sinks,
     )
     assert torch.equal(out[chosen], attend(case, window)[chosen])
     assert (out[~chosen] == 7.0).all()

@@ -5,6 +5,7 @@ For GGUF files without torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -18,6 +19,7 @@ from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.coding import Coding
 from pdserve.model_files.stored_types import type_names
 
+_OF_EXPERT: Final = re.compile(r"(.+\.experts)\.\d+\.(gate|up|down)_proj\.(weight|bias)")
 _PLAIN: Final = frozenset({"F64", "F32", "F16", "BF16"})  # weights, and no codes of such
 
 
@@ -44,7 +46,8 @@ def _opened_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str,
 
 def stored_as(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
     """Return name of a tensor of the model |-> its type, as far as files have it."""
-    places, types = _places(config), type_names(checkpoint)
+    types = type_names(checkpoint)
+    places = {name: _stack_of(place, types) for name, place in _places(config).items()}
     if checkpoint.gguf is not None:
         parts = find_parts(checkpoint.gguf, dict.fromkeys(places.values()))
         types = {name: part.tensor.type.name for name, part in parts.items()}
@@ -52,9 +55,20 @@ def stored_as(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
         modules = {name.rpartition(".")[0] for name in types}
         own = {f"{module}.weight": module for module in modules}
         codes = {name: module for name, module in own.items() if types.get(name) not in _PLAIN}
+        codes |= {name: name for name in types if name.endswith("_proj_blocks")}
         wanted = codes.keys() & places.values()
         types = {**types, **{name: quantisation.kind_of(codes[name]) for name in wanted}}
     return {name: types[place] for name, place in places.items() if place in types}
+
+
+def _stack_of(name: str, types: Mapping[str, str]) -> str:
+    """What files have a tensor in, if it is in a stack of experts (`stored_stacks.py`)."""
+    if name in types or (match := _OF_EXPERT.fullmatch(name)) is None:
+        return name
+    stack = f"{match[1]}.{'down' if match[2] == 'down' else 'gate_up'}_proj"
+    if match[3] == "bias":
+        return f"{stack}_bias"
+    return stack if stack in types else f"{stack}_blocks"
 
 
 def _places(config: ModelConfig) -> dict[str, str]:

@@ -100,7 +100,11 @@ def test_a_step_that_makes_no_sense_is_refused_before_it_begins(
         ({"rope_scales": [1.0, 2.0]}, ValueError, "inverse_frequencies: .*found"),
         ({"layer_ropes": [0, 0]}, ValueError, "layer_ropes: expected 3, one for each"),
         ({"layer_ropes": [0, 1, 0]}, ValueError, "layer_ropes: expected of 1 ropes, found 1"),
-        ({"activation": "relu"}, ValueError, "activation: expected silu or gelu_tanh, found relu"),
+        (
+            {"activation": "relu"},
+            ValueError,
+            "activation: expected silu, gelu_tanh or clamped, found",
+        ),
         ({"attention_scale": 0.0}, ValueError, "a scale: expected a finite number above 0"),
         ({"logit_cap": -1.0}, ValueError, "a cap: expected a finite number above 0"),
         ({"variant": "mmx"}, ValueError, "variant: expected one of"),

@@ -55,6 +55,7 @@ DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
     "phi3 partial": BOTH,
     "qwen2 moe with MLPs": BOTH,
     "gemma2": TENSOR,
+    "gpt-oss": BOTH,
     "gemma3": BOTH,
     "cohere2": BOTH,
     "granite with biases": BOTH,

@@ -51,6 +51,7 @@ DIVIDED = {  # ranks, and stages; with 2 KV heads of 4: split by 2, replicated b
     "phi3 partial": (2, 2),
     "qwen2 moe with MLPs": (2, 2),
     "gemma2": (2, 2),
+    "gpt-oss": (4, 1),
     "gemma3": (4, 1),
     "cohere2": (2, 2),
     "granite with biases": (2, 2),
