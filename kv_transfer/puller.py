@@ -129,6 +129,7 @@ class Puller:
         self._layouts = layouts = identity.check_pools(self._pools)
         self._hosts = hosts
         self._identity = identity
+        self._has_windows = any(identity.windows)
         self._simulated = simulated
         self._threads = CopyThreads(max(num_threads, len(layouts)), "kv-pull")
         own_name = name or secrets.token_hex(8)
@@ -195,11 +196,11 @@ class Puller:
             async with link.pulling(timeout_s):
                 opened = _read_ticket_of(link.welcome, ticket)
                 strands = self._strands(link, heads)
-                boxes = [self._boxes(opened, each, from_token, num_tokens) for each in strands]
+                boxes = [_box_of(opened, strand, from_token) for strand in strands]
                 pulls = [
-                    self._pull(link, strand, ticket, opened, own, block_table)
-                    for strand, own in zip(strands, boxes, strict=True)
-                    if own
+                    self._pull(link, strand, ticket, opened, box, block_table, num_tokens)
+                    for strand, box in zip(strands, boxes, strict=True)
+                    if not box.is_empty
                 ]
                 pulls += [
                     _far_pull(far, ticket, block_table, from_token, timeout_s)
@@ -245,32 +246,28 @@ class Puller:
         strand: Strand,
         sealed: bytes,
         ticket: Ticket,
-        boxes: Sequence[KvBox],
-        block_table: Sequence[int],
-    ) -> _Pulled:
-        """Pull boxes that are not empty, of the heads of one strand, one after the other."""
-        room = self._identity.layout.tokens_in(len(block_table))
-        if ticket.end_token > room:
-            raise TicketInvalid(
-                f"the ticket of {ticket.node_id!r} is for tokens up to {ticket.end_token}, the "
-                f"block table for {room}"
-            )
-        destination = self._destination(strand.part, block_table)
-        moved = [
-            await self._pull_box(link, strand, sealed, ticket, box, destination) for box in boxes
-        ]
-        return _Pulled(sum(one.num_bytes for one in moved), sum(one.read_s for one in moved))
-
-    async def _pull_box(
-        self,
-        link: AnyLink,
-        strand: Strand,
-        sealed: bytes,
-        ticket: Ticket,
         box: KvBox,
-        destination: BlockRun,
+        block_table: Sequence[int],
+        num_tokens: int | None,
     ) -> _Pulled:
+        """Pull a non-empty box, of the heads of one strand.
+
+        Checksums are of all layers of a ticket, so with these all layers are pulled.
+        """
+        room = self._identity.layout.tokens_in(len(block_table))
+        if box.end > room:
+            raise TicketInvalid(
+                f"the ticket of {ticket.node_id!r} is for tokens up to {box.end}, the block table "
+                f"for {room}"
+            )
         pool = self._pools[strand.part]
+        destination = self._destination(strand.part, block_table)
+        if self._has_windows and num_tokens is not None and not ticket.checksums:
+            seen = self._seen(box, num_tokens)
+            reads = [await self._read(strand, sealed, ticket, each, destination) for each in seen]
+            return _Pulled(
+                sum(read.num_bytes for read in reads), sum(read.read_s for read in reads)
+            )
         moved = await self._read(strand, sealed, ticket, box, destination)
         if ticket.checksums and pool.kind == "cpu":
             check = partial(
@@ -291,24 +288,14 @@ class Puller:
                 await self._threads.run(check, CancelFlag())
         return moved
 
-    def _boxes(
-        self, ticket: Ticket, strand: Strand, from_token: int, num_tokens: int | None
-    ) -> list[KvBox]:
-        """What is to be pulled over a strand: boxes that are not empty.
-
-        Checksums are of all layers of a ticket, so with these all layers are pulled.
-        """
-        whole = _box_of(ticket, strand, from_token)
-        windows = () if num_tokens is None or ticket.checksums else self._identity.windows
-        if num_tokens is None or not any(windows):
-            return [] if whole.is_empty else [whole]
+    def _seen(self, box: KvBox, num_tokens: int) -> list[KvBox]:
+        """What of a box is seen from behind so many tokens: boxes that are not empty."""
         size = self._identity.layout.block_size
         begins = [
-            max(whole.begin, need.window_block(num_tokens, window, size) * size if window else 0)
-            for window in windows
+            max(box.begin, need.window_block(num_tokens, window, size) * size if window else 0)
+            for window in self._identity.windows
         ]
-        boxes = boxes_from(whole, begins)
-        return [box for box in boxes if not box.is_empty]
+        return [each for each in boxes_from(box, begins) if not each.is_empty]
 
     async def _read(
         self, strand: Strand, sealed: bytes, ticket: Ticket, box: KvBox, destination: BlockRun

@@ -96,7 +96,10 @@ def made_model(num_blocks: int) -> NodeModel:
     return NodeModel(
         checkpoint=SimpleNamespace(model_id="m", revision="r", path=None),  # type: ignore[arg-type]
         config=SimpleNamespace(  # type: ignore[arg-type]
-            short_len=0, vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({EOS})
+            short_len=0,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=frozenset({EOS}),
+            sliding_windows=(None,) * LAYOUT.num_layers,
         ),
         device=torch.device("cpu"),
         form=FLOAT32,
