@@ -56,7 +56,9 @@ class Prompt(Inline, frozen=True):
 
     def beginning(self, num_tokens: int) -> bytes:
         """Return bytes that are equal for prompts whose first tokens have the same KV."""
-        kind = f"{'long' if self.is_long else ''} {self.adapter} ".encode()
+        kind = b"long " if self.is_long else b""
+        if self.adapter:  # others keep their bytes, by which coordinators of both kinds agree
+            kind += b"\xff" + self.adapter.encode() + b" "  # no text has this byte, so no salt
         return array("q", self.token_ids[:num_tokens]).tobytes() + kind + self.cache_salt.encode()
 
     def hashes(self, block_size: int) -> list[bytes]:
