@@ -69,8 +69,10 @@ def choose_experts(
     compared = scores if score_bias is None else scores + score_bias
     if choice.num_groups > 1:
         compared = _of_best_groups(compared, choice)
-    experts = compared.sort(dim=-1, descending=True, stable=True).indices[:, : config.num_chosen]
-    best = scores.gather(1, experts)
+    ordered, order = compared.sort(dim=-1, descending=True, stable=True)
+    experts = order[:, : config.num_chosen]
+    # What is sorted already is not gathered: each is a launch of every layer on a GPU.
+    best = ordered[:, : config.num_chosen] if compared is scores else scores.gather(1, experts)
     if choice.scoring is Scoring.SOFTMAX:
         whole = best if config.normalizes_weights else scores
         weights = (best - whole.logsumexp(dim=-1, keepdim=True)).exp()
@@ -78,7 +80,7 @@ def choose_experts(
         weights = best / (best.sum(dim=-1, keepdim=True) + LEAST_SUM)
     else:
         weights = best
-    return Routing(experts, weights * choice.weight_scale)
+    return Routing(experts, weights if choice.weight_scale == 1 else weights * choice.weight_scale)
 
 
 def _of_best_groups(scores: Tensor, choice: Choice) -> Tensor:

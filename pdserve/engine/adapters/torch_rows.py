@@ -76,6 +76,8 @@ def added(x: Tensor, low_rank: LowRank) -> Tensor:
 
 def rows_of(batch: Batch, adapters: Mapping[str, Adapter]) -> Rows:
     """Say which rows of a step have which adapter."""
+    if not batch.adapters:
+        return []
     starts = batch.attention.query_start.tolist()
     rows: dict[str, list[int]] = {}
     for number, digest in enumerate(batch.adapters):

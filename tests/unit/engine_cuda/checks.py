@@ -117,7 +117,7 @@ def check_experts(
         weights = torch.randn(num_experts, num_out, num_in, device=device) * num_in**-0.5
         return Linear(weights.to(dtype), None)
 
-    router = torch.randn(num_experts, hidden, device=device)
+    router = Linear(torch.randn(num_experts, hidden, device=device), None)
     layer = Experts(config, router, matrices(2 * inner, hidden), matrices(hidden, inner))
     x = torch.randn(num_rows, hidden, device=device).to(dtype)
     found = experts.mix_experts(x, layer)

@@ -110,7 +110,8 @@ def launch_experts(model: Model) -> None:
     config = ExpertConfig(num_experts, 8, inner, True, frozenset({0}), names)
     gate_up = shaped(num_experts, 2 * inner, hidden, dtype=model.dtype)
     down = shaped(num_experts, hidden, inner, dtype=model.dtype)
-    layer = Experts(config, floats(num_experts, hidden), Linear(gate_up, None), Linear(down, None))
+    router = Linear(floats(num_experts, hidden), None)
+    layer = Experts(config, router, Linear(gate_up, None), Linear(down, None))
     mix_experts(shaped(8 * num_experts, hidden, dtype=model.dtype), layer)  # the largest tiles
 
 

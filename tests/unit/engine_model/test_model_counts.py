@@ -39,9 +39,9 @@ class NativeDecoderCalls:
         self._decoder = decoder
         self._calls = calls
 
-    def logits(self, *arguments: Any) -> None:
+    def logits(self, *arguments: Any, **named: Any) -> None:
         self._calls["Decoder.logits"] += 1
-        self._decoder.logits(*arguments)
+        self._decoder.logits(*arguments, **named)
 
 
 def node_of(small: SmallModel, model: Decoder) -> Node:

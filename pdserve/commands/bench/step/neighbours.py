@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from select import select
+from select import POLLIN, poll
 from typing import IO, Protocol, Self
 
 import msgspec
@@ -94,7 +94,9 @@ class BusyProcesses:
                 _pipe(process.stdin).write(order)
         for process in self._processes:
             answers = _pipe(process.stdout)
-            if not select([answers], [], [], _ANSWER_S)[0] or answers.read(1) != order:
+            waiting = poll()  # select() takes no descriptor above 1023
+            waiting.register(answers, POLLIN)
+            if not waiting.poll(1000 * _ANSWER_S) or answers.read(1) != order:
                 raise ClusterError(f"the benchmark's busy process {process.pid} does not answer")
 
 

@@ -65,7 +65,7 @@ def _tile_of(num_places: int, num_experts: int) -> int:
 
 
 def _mixed(x: Tensor, layer: Experts, tile: int) -> Tensor:
-    routing = choose_experts(x, layer.router, layer.config)
+    routing = choose_experts(x, layer.router, layer.config, layer.score_bias)
     places = _sorted(routing.experts, layer.config.num_experts)
     inner = silu_mul(_product(x, layer.gate_up.weight, places, tile, x.dtype, is_in_place=False))
     made = _product(inner, layer.down.weight, places, tile, torch.float32, is_in_place=True)
