@@ -49,7 +49,7 @@ def _of_coordinator() -> dict[str, tuple[str, ...]]:
     files = read_model_files(config.checkpoint, config.answers)
     classes = parse_slo_classes(DEFAULT_CLASSES, DEFAULT_CLASS)
     tenants = Tenants(None, None, files.name, SystemClock())
-    metrics = Coordinator(config, files, classes, tenants, Readers(tenants))._metrics
+    metrics = Coordinator(config, [files], classes, tenants, Readers(tenants))._metrics
     metrics.watch_loop(MagicMock())
     return metrics.labels
 

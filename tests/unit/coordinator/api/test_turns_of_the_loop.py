@@ -24,6 +24,7 @@ from coordinator.api.read.fields import MAX_ALLOWED_IDS, MAX_ANSWERS, MAX_CHOICE
 from coordinator.api.read.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS
 from coordinator.api.responses.requests import MAX_ITEMS as MAX_INPUT_ITEMS
 from coordinator.api.routes import ROUTES
+from coordinator.models.scoring import ScoringModel, YesNo
 from coordinator.stateful import routes as stateful
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES
 from pdserve import _native
@@ -159,9 +160,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/messages/count_tokens",
         {"messages": [HI] * (MAX_MESSAGES - 1)},
     ),
+    **{
+        f"documents of {path}": (path, {"query": "Q", "documents": ["Hello world"] * MAX_INPUTS})
+        for path in ("/v1/rerank", "/rerank", "/v2/rerank")
+    },
+    **{
+        f"texts of {path}": (path, {"text_1": "Q", "text_2": ["Hello world"] * MAX_INPUTS})
+        for path in ("/v1/score", "/score")
+    },
     "a conversation": ("/v1/conversations", {"items": [{**HI, "content": PARTS}] * 20}),
 }
 
+JUDGE = ScoringModel(YesNo(50, 60))
 REFUSED = {  # but only after all of it has been read
     "a text",
     "a schema",
@@ -177,7 +187,8 @@ async def test_no_turn_does_more_than_a_little(case: str, turns: Turns) -> None:
     path, body = CASES[case]
     model = {} if path in ("/tokenize", "/detokenize", "/v1/conversations") else {"model": "alias"}
     raw = json.dumps(model | body).encode()
-    async with served(FakeGenerator(max_model_len=CONTEXT), turns.tokenizer()) as api:
+    generator = FakeGenerator(max_model_len=CONTEXT)
+    async with served(generator, turns.tokenizer(), scoring=JUDGE) as api:
         status, told = await asyncio.to_thread(post, api.server.port, path, raw)
         assert status == (400 if case in REFUSED else 200), told
         assert b"lists and objects" not in told, "a larger input than is accepted"
