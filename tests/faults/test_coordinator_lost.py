@@ -34,6 +34,7 @@ from tests.cluster.fleet import (
     poll,
     running,
 )
+from tests.matrix import matrix
 
 NODES = ("prefill-0", "decode-0")
 STREAMED = 300
@@ -232,7 +233,9 @@ def program(name: str) -> list[str]:
     return [node, str(ROOT / "examples" / name)]
 
 
-@pytest.mark.parametrize("name", ["resuming.py", "resuming.py --async", "resuming.mjs"])
+@pytest.mark.parametrize(
+    "name", matrix(["resuming.py", "resuming.py --async", "resuming.mjs"], num_always=1)
+)
 async def test_a_stream_of_an_sdk_outlives_its_coordinator(
     pair: Fleet, client: Client, second: SecondCoordinator, name: str
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_flood_of_an_equal_does_not_delay_another_in_any_mode(
     assert flooded.goodput > 2 * calm.goodput, "what is free is Bob's, and kept in time"
 
 
+@pytest.mark.long
 def test_a_flood_delays_another_little_in_its_first_seconds():
     """Nobody has a history yet, but Bob has more prompts waiting.
 

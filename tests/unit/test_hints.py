@@ -12,6 +12,8 @@ HERE = "http://127.0.0.1:8000"
 @pytest.mark.parametrize("path", sorted(path for path in KNOWN if path.startswith("/v1/")))
 def test_a_base_url_that_is_wrong_is_told_with_the_right_one(prefix, path):
     asked = path.replace("/v1", prefix, 1)
+    if asked in KNOWN:
+        return
     assert path_instead(asked, KNOWN, HERE).startswith(
         f"it is {HERE}{path}: the base URL of clients is {HERE}/v1"
     )

@@ -67,8 +67,8 @@ def path_instead(path: str, known: Collection[str], origin: str) -> str:
     base = f"{origin}{_VERSION}"
     if meant := _INSTEAD.get(plain):
         return f"use {origin}{meant}; clients of OpenAI's API have the base URL {base}"
-    ends = [plain, _VERSION + plain, *(plain[i:] for i, sign in enumerate(plain) if sign == "/")]
-    ends += [_VERSION + end for end in ends[2:]]
+    bare = [plain[i:] for i, sign in enumerate(plain) if sign == "/"]
+    ends = [plain, *(_VERSION + end for end in bare), *bare]
     if meant := next((end for end in ends if end in known and len(end) > 1), ""):
         is_versioned = meant.startswith(_VERSION)
         why = f": the base URL of clients is {base}" if is_versioned else ""

@@ -150,6 +150,7 @@ async def _load(client: Client, number: int) -> NoReturn:
         await client.complete(make_prompt(5500 + number), 500)
 
 
+@pytest.mark.long
 async def test_a_busy_pool_gets_the_node_on_standby_and_gives_it_back_with_its_streams(
     tiny_checkpoint: Path,
 ) -> None:

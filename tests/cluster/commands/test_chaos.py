@@ -50,6 +50,7 @@ def _move(network: str) -> None:
     os.close(descriptor)
 
 
+@pytest.mark.long
 async def test_hosts_that_lose_each_other_lose_nothing() -> None:
     if why := obstacle():
         pytest.skip(why)

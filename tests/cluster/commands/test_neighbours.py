@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pdserve.commands.bench.neighbours.attacks import ATTACKS
 from pdserve.commands.bench.neighbours.measurement import (
     ALL,
@@ -23,6 +25,7 @@ SHOWN = ["frames", "logprobs", "long-texts", "leavers", "flood", "generated"]
 ROUND_S, RATE = 0.5, 8.0
 
 
+@pytest.mark.long
 async def test_what_one_tenant_does_fails_no_call_of_another(tmp_path: Path) -> None:
     key_file = tmp_path / "keys.toml"
     key_file.write_text(

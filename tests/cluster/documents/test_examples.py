@@ -101,6 +101,7 @@ async def test_a_router_of_one_s_own(fleet: Fleet) -> None:
     assert nodes == nodes[:2] * 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", matrix([["--modes=disaggregated"], []], 1))
 async def test_a_comparison(
     flags: list[str],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from pdserve.commands.bench.compare.goodput import RatePoint, drawn, goodput
 from pdserve.commands.bench.compare.verdict import dispersion, verdicts
@@ -26,6 +27,7 @@ def sojourns(rate: float, rng: np.random.Generator) -> tuple[npt.NDArray[np.floa
     return spent[~is_long], spent[is_long]
 
 
+@pytest.mark.long
 def test_intervals_cover_the_goodput_where_two_kinds_cross_at_the_same_rate() -> None:
     """In at least 85 of 100 comparisons those of 90 %, and they are of use."""
     rng = np.random.default_rng(0)

@@ -75,6 +75,7 @@ def test_all_money_is_spent_on_tokens_or_on_idling(plan: PlanReport) -> None:
         assert spent == pytest.approx(cost.per_hour * result.seconds / 3600)
 
 
+@pytest.mark.long
 def test_littles_law_holds() -> None:
     """Over a time that is long against that of a request."""
     modes = {"modes": ["colocated"], "max_nodes": 1}

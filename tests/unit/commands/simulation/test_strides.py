@@ -59,6 +59,7 @@ def simulated(
     ]
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(
     mode=st.sampled_from(sorted(NODES)),

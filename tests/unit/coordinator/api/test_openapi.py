@@ -129,11 +129,23 @@ FEW = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
+READ_ALIKE = {  # as others of these: their long lists of wrong bodies say nothing new
+    "scoreUnversioned",
+    "rerankUnversioned",
+    "rerankBare",
+    "score",
+    "createMessageBatch",
+    "createConversation",
+    "tokenize",
+    "drainNode",
+    "changeRole",
+}
+NO_END = "watchCluster"  # does not end by itself
 OPERATIONS = [
-    f"{method.upper()} {path}"
+    pytest.param(f"{method.upper()} {path}", marks=[pytest.mark.long] if name in READ_ALIKE else [])
     for path, methods in DOCUMENT["paths"].items()
     for method, described in methods.items()
-    if described["operationId"] != "watchCluster"  # it does not end by itself
+    if (name := described["operationId"]) != NO_END
 ]
 
 
