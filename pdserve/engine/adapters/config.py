@@ -18,6 +18,9 @@ from pdserve.shared.errors import AdapterRefused
 
 CONFIG_FILE: Final = "adapter_config.json"
 MOST_RANK: Final = 4096
+MOST_REPEATS: Final = 2  # of a pattern: work grows with a name's length to the power of one more
+_REPEAT: Final = re.compile(r"[*+{]")
+_REPEATED_GROUP: Final = re.compile(r"\)[*+{]")
 
 # Fields that decide nothing here: where the adapter comes from, how it was trained, and which
 # modules it has, which its tensors tell.
@@ -147,6 +150,11 @@ def _patterns(fields: JsonFields, key: str, kind: type) -> dict[str, Any]:
             re.compile(pattern)
         except re.error as error:
             raise AdapterRefused(f"{nested.where}: {pattern!r} is no regex: {error}") from error
+        if _REPEATED_GROUP.search(pattern) or len(_REPEAT.findall(pattern)) > MOST_REPEATS:
+            raise AdapterRefused(
+                f"{nested.where}: {pattern[:80]!r} may take for ever to match: repeat no group, "
+                f"and have at most {MOST_REPEATS} repeats; most are names of modules"
+            )
         found[pattern] = (
             nested.integer(pattern, maximum=MOST_RANK) if kind is int else nested.number(pattern)
         )

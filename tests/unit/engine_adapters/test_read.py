@@ -96,6 +96,8 @@ def test_scale_and_bias_are_in_what_is_read(tmp_path: Path, base: Path, plan: Mo
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
         ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
         ({"rank_pattern": {"(": 2}}, "no regex"),
+        ({"rank_pattern": {"(q_proj)+": 2}}, "repeat no group"),
+        ({"alpha_pattern": {r"a*\.b*\.c*": 2}}, "at most 2 repeats"),
         ({"lora_alpha": float("nan")}, "lora_alpha"),
         ({"lora_bias": True}, "lacks lora_B.bias"),
     ],
