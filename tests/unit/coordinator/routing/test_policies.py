@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 
 import numpy as np
@@ -80,6 +81,20 @@ def test_affinity_sends_prompts_that_begin_alike_to_the_same_node() -> None:
     homes = {prompt: policy.pick(candidates(prompt=prompt)) for prompt in range(100)}
     assert {p: policy.pick(candidates(prompt=p)) for p in homes} == homes
     assert len(set(homes.values())) > 10
+
+
+def test_prompts_of_other_kv_begin_otherwise_and_plain_ones_as_they_always_have() -> None:
+    """Coordinators of two builds have the same homes for them, while one replaces the other."""
+    tokens = [1, 2, 3]
+    assert Prompt(tokens).beginning(2) == array("q", [1, 2]).tobytes()
+    assert Prompt(tokens, "s").beginning(2) == array("q", [1, 2]).tobytes() + b"s"
+    others = [
+        Prompt(tokens, salt, is_long=is_long, adapter=adapter).beginning(2)
+        for salt in ("", "a", "\xffa ", "a ")
+        for is_long in (False, True)
+        for adapter in ("", "a", "b")
+    ]
+    assert len(set(others)) == len(others)
 
 
 def test_affinity_moves_only_the_prompts_of_a_node_that_left() -> None:
