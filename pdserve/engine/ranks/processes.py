@@ -119,8 +119,9 @@ class RankProcesses:
         for rank, process in enumerate(self._processes, start=1):
             with open(process.stdout, "rb", buffering=0) as output:
                 left_s = max(0.0, end_s - time.monotonic())
-                is_there = select.select([output], [], [], left_s)[0]
-                if not is_there or output.read(1) != MAPPED:
+                poll = select.poll()  # select has no room for high descriptors
+                poll.register(output, select.POLLIN)
+                if not poll.poll(left_s * 1000) or output.read(1) != MAPPED:
                     raise _lost(self._lost or f"rank {rank} has not started")
 
     def close(self) -> None:

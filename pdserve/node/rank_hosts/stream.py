@@ -82,7 +82,9 @@ class HostStream:
         """Whether nothing comes within this time: no message, and no end."""
         if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
             return False  # it has been read from the kernel already
-        return not select.select([self._sock], [], [], seconds)[0]
+        poll = select.poll()  # select has no room for high descriptors
+        poll.register(self._sock, select.POLLIN)
+        return not poll.poll(seconds * 1000)
 
     def wait_hung_up(self) -> None:
         """Wait until the other end has closed the connection, or it broke. For a thread."""
