@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 
 from pdserve.commands.cli import forked
-from pdserve.commands.cli.forked import ForkedProcess, run_forked
+from pdserve.commands.cli.forked import ForkedProcess, become, run_words
 from pdserve.commands.cluster.child import Child
 from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.commands.cluster.supervisor import OWN_COMMAND
@@ -66,6 +66,7 @@ def _run_prepared(
     output: Connection,
     beginning: Connection,
 ) -> None:
-    """As `run_forked`, behind what a test has to do there."""
+    """As `run_forked`, with what a test has to do there, whose files stay open."""
+    become(words, environment, output, beginning)
     prepare()
-    run_forked(words, environment, output, beginning)
+    run_words(words)

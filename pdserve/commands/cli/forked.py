@@ -150,6 +150,14 @@ def run_forked(
     words: list[str], environment: dict[str, str], output: Connection, beginning: Connection
 ) -> None:
     """In the forked process: as if it had been started with these words."""
+    become(words, environment, output, beginning)
+    run_words(words)
+
+
+def become(
+    words: list[str], environment: dict[str, str], output: Connection, beginning: Connection
+) -> None:
+    """Be like one started with these words; of the fork server's files none is left open."""
     beginning.recv_bytes()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.setpgid(0, 0)
@@ -166,6 +174,10 @@ def run_forked(
     sys.stdout = sys.stderr = os.fdopen(
         1, "w", buffering=1, errors="backslashreplace", closefd=False
     )
+
+
+def run_words(words: list[str]) -> None:
+    """Run this command, and end with the process that this one was forked from."""
     die_with_parent(_IMPORTED_BY)
     sys.exit(main([word for word in words if not word.startswith("--die-with-parent=")]))
 

@@ -116,11 +116,17 @@ async def undisturbed(fleet: Fleet, num_output: int) -> AsyncIterator[None]:
 async def check_streams_move(fleet: Fleet, name: str, num_output: int) -> None:
     """From this node, which drains, with their KV."""
 
+    async with undisturbed(fleet, num_output):
+        fleet.send_signal(name, signal.SIGTERM)
+    await back_after_end(fleet, name)
+
+
+async def back_after_end(fleet: Fleet, name: str) -> None:
+    """Start this node again, once whoever started it knows that it has ended."""
+
     async def has_ended() -> bool:
         return not fleet.is_running(name)
 
-    async with undisturbed(fleet, num_output):
-        fleet.send_signal(name, signal.SIGTERM)
     await poll(has_ended, HEARD_S, lambda: f"{name} has not ended")
     await fleet.restore()
     await fleet.wait_back()
@@ -145,8 +151,7 @@ async def check_killed_rank(fleet: Fleet, name: str, num_ranks: int, num_output:
     async with undisturbed(fleet, num_output):
         os.kill(ranks[-1], signal.SIGKILL)
         await until_gone([node, *ranks])
-    await fleet.restore()
-    await fleet.wait_back()
+    await back_after_end(fleet, name)
 
 
 async def check_lost_host(
@@ -161,8 +166,7 @@ async def check_lost_host(
         await until_gone([node, *ranks])
     await lost.ended()
     host.start()
-    await fleet.restore()
-    await fleet.wait_back()
+    await back_after_end(fleet, name)
 
 
 async def check_host_waits(fleet: Fleet, name: str, host: RankHost, reference: Reference) -> None:
