@@ -56,7 +56,8 @@ async def plan_parts(
     is_call = tool_format is not None and body.must_call
     has_begun = splits_reasoning and _ends_with_mark(prompt, tokenizer)
 
-    is_apart = splits_reasoning and body.separate_reasoning is not False
+    is_separate = body.separate_reasoning is not False
+    is_apart = splits_reasoning and is_separate
     has_channels = model.tool_format is ToolFormat.HARMONY
     is_shown = body.include_reasoning is not False
     is_streamed = body.stream_reasoning is not False
@@ -71,7 +72,7 @@ async def plan_parts(
         if has_channels:
             channels = Harmony(
                 offered if tool_format is not None else {},
-                is_apart=body.separate_reasoning is not False,
+                is_apart=is_separate,
                 is_shown=is_shown,
                 is_streamed=is_streamed,
                 has_begun=continues,

@@ -67,6 +67,7 @@ EXPERTS: Final = {
         "moe_intermediate_size": 40,
         "mlp_only_layers": [1],
     },
+    "GptOssForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 3},
     "DeepseekV2ForCausalLM": LATENT | {"q_lora_rank": None},
     "DeepseekV3ForCausalLM": LATENT,
 }
@@ -101,13 +102,13 @@ def test_ranks_have_all_of_the_model_together(
         for rank in range(num_ranks):
             found += numbers_had(ModelPlan.of(config, Shard(rank, num_ranks, stage, num_stages)))
     for name, shape in shapes.items():
-        is_vector = "norm" in name or name.endswith("e_score_correction_bias")
+        is_vector = "norm" in name or name.endswith(("e_score_correction_bias", "sinks"))
         if is_vector or (name.startswith("model.embed") and not is_tied):
             assert name not in found
             continue
         is_replicated = any(each in name for each in ("k_proj", "v_proj", "q_a_", "kv_a_"))
         copies = max(1, num_ranks // config.num_kv_heads) if is_replicated else 1
-        is_router = name.endswith((".gate.weight", "shared_expert_gate.weight"))
+        is_router = name.endswith((".gate.weight", "shared_expert_gate.weight")) or "router" in name
         expected = math.prod(shape) * (num_ranks if is_router else copies)
         assert found.pop(name) == expected, name
     assert not found
