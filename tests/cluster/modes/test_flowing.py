@@ -29,13 +29,13 @@ from tests.simulation.machines import ONE_CORE_25M
 CLASSES = ["loose", "tight tpot=0.00001"]
 LENGTHS = (1, 15, 16, 38, 333, 1500)
 NUM_OUTPUT = 12
-STREAMED = 6000  # more than is waited for
+STREAMED = 30_000  # more than is waited for
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def fleet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
     routing = RoutingConfig(slo_classes=CLASSES, default_class="loose", admission=False)
-    engine = {"token_budget": 37, "max_model_len": 8192}
+    engine = {"token_budget": 37, "max_model_len": 32768}
     config = fleet_config(tiny_checkpoint, mode="flowing", engine=engine, routing=routing)
     async with running(Fleet(config)) as fleet:
         yield fleet
