@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 _PIECE_BYTES: Final = 32 << 20  # takes some 30 ms, not in the engine's thread
 _AHEAD: Final = 2  # number of pieces
+_BEGIN_S: Final = 1.0  # a kernel that has to make huge pages first can take half a minute
 
 
 class Grows(Protocol):
@@ -47,9 +48,15 @@ class MemoryGrowth:
         self._num_used = 0
         self._growing: asyncio.Task[None] | None = None
 
-    async def begin(self) -> None:
-        """Allocate the first pieces, so that the first requests do not wait for them."""
-        await self._grow()
+    async def begin(self, within_s: float = _BEGIN_S) -> None:
+        """Allocate the first pieces, so that the first requests do not wait for them.
+
+        Returns after this time in any case: blocks can be used meanwhile, and get small pages.
+        """
+        self._growing = growing = asyncio.get_running_loop().create_task(self._grow())
+        done, _ = await asyncio.wait({growing}, timeout=within_s)
+        if not done:
+            log.info("the kernel is slow to find huge pages: the node does not wait for them")
 
     def used(self, num_blocks: int) -> None:
         """Note that `num_blocks` blocks have been used so far; may start growing."""

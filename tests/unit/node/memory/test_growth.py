@@ -52,6 +52,18 @@ async def test_two_pieces_are_there_at_the_start() -> None:
     assert pool.committed == [(0, 4), (4, 8)]
 
 
+async def test_a_kernel_that_takes_long_does_not_hold_up_the_start() -> None:
+    pool = Pool()
+    growth = growth_of(pool)
+    pool.may_go_on.clear()
+    await growth.begin(within_s=0.0)
+    growth.used(1)
+    assert pool.committed == []
+    pool.may_go_on.set()
+    await settled(growth)
+    assert pool.committed == [(0, 4), (4, 8), (8, 12)]  # two pieces beyond the one used meanwhile
+
+
 async def test_the_next_piece_comes_before_it_is_needed() -> None:
     pool = Pool()
     growth = growth_of(pool)
