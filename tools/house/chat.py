@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ T = TypeVar("T")
 ROLES = ("coordinator", "prefill", "decode")
 START_S = 120.0
 SETTLE_S = 1.0  # after the last byte the nodes free what they hold; asking would be noted, too
+IDLE_S = 12.0  # longer than anything that looks at regular intervals
 # Load reports that come between would be counted as if they were the chat's.
 CONFIG = """port = 0
 [timeouts]
@@ -29,6 +30,9 @@ liveness_s = 600
 
 def files_of_a_chat(root: Path) -> dict[str, set[Path]]:
     """Process |-> the files below `root` that one chat enters there, after one like it.
+
+    A file counts if a function of it ran that an idle cluster does not run, too: what looks at
+    regular intervals would be counted by chance.
 
     The cluster is `pdserve up` of the working directory with the demo model: one prefill node and
     one decode node.
@@ -52,20 +56,33 @@ def files_of_a_chat(root: Path) -> dict[str, set[Path]]:
                 pids = _processes(up.pid)
                 _chat(url, "What is 12 plus 30?")
                 time.sleep(SETTLE_S)
-                _signal(pids)
-                _chat(url, "What is 11 plus 31?")
-                time.sleep(SETTLE_S)
-                _signal(pids)
-                return {role: _noted(Path(folder, str(pids[role])), root) for role in ROLES}
+                idle = _entered(pids, folder, lambda: time.sleep(IDLE_S))
+                chat = _entered(pids, folder, lambda: _chat(url, "What is 11 plus 31?"))
+                return {role: _files(chat[role] - idle[role], root) for role in ROLES}
             finally:
                 up.send_signal(signal.SIGINT)
                 up.wait(START_S)
 
 
-def _noted(file: Path, root: Path) -> set[Path]:
+def _entered(pids: dict[str, int], folder: str, do: Callable[[], None]) -> dict[str, set[str]]:
+    """Process |-> the functions that it enters meanwhile: path, space, name."""
+    _signal(pids)
+    do()
+    time.sleep(SETTLE_S)
+    _signal(pids)
+    return {role: _noted(Path(folder, str(pid))) for role, pid in pids.items()}
+
+
+def _noted(file: Path) -> set[str]:
     _wait(file.is_file, f"{file} is written")
-    paths = [Path(line) for line in file.read_text().splitlines()]
-    ours = [path.relative_to(root) for path in paths if path.is_relative_to(root)]
+    functions = set(file.read_text().splitlines())
+    file.unlink()
+    return functions
+
+
+def _files(functions: set[str], root: Path) -> set[Path]:
+    paths = {Path(function.rpartition(" ")[0]) for function in functions}
+    ours = {path.relative_to(root) for path in paths if path.is_relative_to(root)}
     return {path for path in ours if path.parts[0] not in (".venv", "tools")}
 
 
@@ -74,11 +91,19 @@ def _url(log: Path) -> str | None:
     return found[1] if found else None
 
 
-def _processes(parent: int) -> dict[str, int]:
-    """Role |-> pid, of the children of `pdserve up`."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    lines = {int(pid): Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in children}
-    return {role: pid for role in ROLES for pid, line in lines.items() if role in line}
+def _processes(up: int) -> dict[str, int]:
+    """Role |-> pid, below `pdserve up`: nodes are children of the process they are forked from."""
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in _descendants(up)}
+    return {
+        role: pid for role in ROLES for pid, line in lines.items() if role in re.split(r"[\0 ]", line)
+    }
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            yield child
+            yield from _descendants(child)
 
 
 def _signal(pids: dict[str, int]) -> None:

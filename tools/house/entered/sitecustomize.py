@@ -1,6 +1,6 @@
-"""Loaded by every Python process whose PYTHONPATH names this folder: notes the files it enters.
+"""Loaded by every Python process whose PYTHONPATH names this folder: notes the functions it enters.
 
-SIGUSR1 begins, and the next one writes the files, one a line, to $HOUSE_ENTERED/PID.
+SIGUSR1 begins, and the next one writes "FILE NAME" of each, one a line, to $HOUSE_ENTERED/PID.
 """
 
 import os
@@ -23,7 +23,11 @@ def _turn(number: int, _: FrameType | None) -> None:
     global _is_noting
     _is_noting = not _is_noting
     if not _is_noting:
-        functions = {code.co_filename for code in _entered if code.co_name != "<module>"}
+        functions = {
+            f"{code.co_filename} {code.co_qualname}"
+            for code in _entered
+            if code.co_name != "<module>"
+        }
         target = Path(os.environ["HOUSE_ENTERED"], str(os.getpid()))
         written = target.with_suffix(".tmp")
         written.write_text("\n".join(sorted(functions)))
