@@ -95,7 +95,10 @@ def _processes(up: int) -> dict[str, int]:
     """Role |-> pid, below `pdserve up`: nodes are children of the process they are forked from."""
     lines = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in _descendants(up)}
     return {
-        role: pid for role in ROLES for pid, line in lines.items() if role in re.split(r"[\0 ]", line)
+        role: pid
+        for role in ROLES
+        for pid, line in lines.items()
+        if role in re.split(r"[\0 ]", line)
     }
 
 
