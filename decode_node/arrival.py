@@ -16,8 +16,7 @@ from kv_transfer.ticket import read_ticket
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.lifecycle import RecordTimes, Span
 from pdserve.node.prefixes.cost import PullCosts
-from pdserve.node.sessions.session import Session
-from pdserve.node.sessions.subscription import Notice, Subscription
+from pdserve.node.sessions.session import Notice, Session, Subscription
 from pdserve.protocol import Announcement, HandoffRecord
 from pdserve.settings.timeouts import NodeTimeouts
 from pdserve.shared.clock import Clock

@@ -37,8 +37,7 @@ from pdserve.metrics import NodeMetrics
 from pdserve.node.legs import KeptScores, request_of
 from pdserve.node.prefixes.offers import Fetched, Prefix
 from pdserve.node.preparation import Preparation
-from pdserve.node.sessions.session import Session
-from pdserve.node.sessions.subscription import Subscription
+from pdserve.node.sessions.session import Session, Subscription
 from pdserve.protocol import DecodeLeg, HandoffRecord, NodeAddress, PrefixSource
 from pdserve.shared.errors import MalformedMessage
 

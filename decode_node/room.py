@@ -9,7 +9,7 @@ from decode_node.policies.interface import DecodePolicy
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Span
-from pdserve.node.sessions.subscription import Subscription
+from pdserve.node.sessions.session import Subscription
 from pdserve.shared.errors import DeadlineExceeded
 
 

@@ -31,7 +31,7 @@ from coordinator.api.scoring.plan import (
     plan_scores,
 )
 from coordinator.api.server.callers import admit, admit_keyed, begin
-from coordinator.api.server.dialects import speaks_messages
+from coordinator.api.server.middleware import speaks_messages
 
 _T = TypeVar("_T", bound=Struct)
 Plan: TypeAlias = CallPlan | EmbeddingPlan | ScoringPlan

@@ -26,8 +26,7 @@ from coordinator.api.answer.sse import KEEP_ALIVE
 from coordinator.api.context import ApiContext
 from coordinator.api.plan.generations import PartsPlan, for_prompt, generations, plan_parts
 from coordinator.api.plan.sampling import TextOptions, sampling_params, text_options
-from coordinator.api.prompt.chat import chat_prompt, conversation_of, echoed_text
-from coordinator.api.prompt.prediction import predicted
+from coordinator.api.prompt.chat import chat_prompt, conversation_of, echoed_text, predicted
 from coordinator.api.read.ask import Ask
 from coordinator.api.read.body import convert_request
 from coordinator.api.read.chat import ChatRequest, checked

@@ -15,8 +15,8 @@ from coordinator.api.read.idempotency import KeyedCall
 from coordinator.api.read.json_text import JsonReader
 from coordinator.api.read.terms import CLASS_HEADER
 from coordinator.api.server.callers import CLIENT_GONE, begin_call, conclude
-from coordinator.api.server.dialects import MESSAGES
 from coordinator.api.server.errors import ErrorReply, describe
+from coordinator.api.server.middleware import MESSAGES
 from coordinator.jobs.storage.batches import Batch, Line
 from coordinator.tenants import Admitted
 from pdserve.shared.errors import InvalidRequest, PermissionDenied

@@ -12,7 +12,7 @@ from coordinator.api.answer.bodies import json_answer
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.read.body import read_request
 from coordinator.api.server import callers
-from coordinator.api.server.dialects import MESSAGES
+from coordinator.api.server.middleware import MESSAGES
 from coordinator.jobs.batch_endpoints import WINDOW_S
 from coordinator.jobs.file_endpoints import send_file
 from coordinator.jobs.keys import RUNNER

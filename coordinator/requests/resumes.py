@@ -21,14 +21,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from typing import Final
 
+import msgspec
+
+from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.requests.dispatcher import Dispatcher
-from coordinator.requests.quarantine import Quarantine
 from coordinator.requests.running import RunningRequest
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, Slo
@@ -37,6 +41,8 @@ from pdserve.shared.errors import NoNodeAvailable, PdserveError, RequestQuaranti
 
 log = logging.getLogger(__name__)
 
+QUARANTINE_S: Final = 600.0
+MOST_QUARANTINED: Final = 1024
 MOST_ATTEMPTS: Final = 6  # without a token in between
 SUSPECT: Final = 2  # failures of nodes without a token in between
 _LATER_S: Final = 0.01  # timers are rounded
@@ -308,3 +314,38 @@ class Resumes:
         trouble = self._troubles[request_id]
         slo = trouble.slo
         return -slo.priority, trouble.since_s + (slo.tpot_s or slo.ttft_s or self._wait_s)
+
+
+class Quarantine:
+    """The prompts of requests that were convicted, by hash: for a while, no node is asked for them.
+
+    A tenant's quarantine is its own: nobody can have the prompts of others refused.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_s: OrderedDict[bytes, float] = OrderedDict()  # oldest first
+
+    def add(self, request: GenerationRequest) -> None:
+        """Keep the request's prompt out from now on."""
+        key = _key(request)
+        self._until_s[key] = self._clock.now() + QUARANTINE_S
+        self._until_s.move_to_end(key)
+        if len(self._until_s) > MOST_QUARANTINED:
+            self._until_s.popitem(last=False)
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise RequestQuarantined if nodes have died of this prompt lately."""
+        now_s = self._clock.now()
+        while self._until_s and next(iter(self._until_s.values())) <= now_s:
+            self._until_s.popitem(last=False)
+        if self._until_s and (until_s := self._until_s.get(_key(request))) is not None:
+            raise RequestQuarantined(
+                "several nodes have failed while they computed this prompt; it is not accepted for "
+                f"another {until_s - now_s:.0f} s"
+            )
+
+
+def _key(request: GenerationRequest) -> bytes:
+    whose = request.slo.tenant, request.prompt.token_ids
+    return blake2b(msgspec.msgpack.encode(whose), digest_size=16).digest()

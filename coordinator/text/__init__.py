@@ -5,8 +5,7 @@ checkpoint's `tokenizer.json` and `tokenizer_config.json` are enough.
 """
 
 from coordinator.text.chat_template import ChatTemplate, TemplateInput
-from coordinator.text.detokenizer import IncrementalDetokenizer
-from coordinator.text.stop import StopMatcher
+from coordinator.text.detokenizer import IncrementalDetokenizer, StopMatcher
 from coordinator.text.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate", "IncrementalDetokenizer", "StopMatcher", "TemplateInput", "Tokenizer"]

@@ -21,7 +21,7 @@ from coordinator.text.limited_process import LimitedProcess
 from coordinator.text.sandbox import ChatEnvironment
 from coordinator.text.threads import WAIT_S, Asker
 from pdserve.shared.errors import DeadlineExceeded, InvalidRequest, Overloaded, TokenizerError
-from pdserve.shared.turns import Turns
+from pdserve.shared.fair_share import Turns
 
 RENDER_CPU_S = 2.0  # usually less than a millisecond
 MAX_MEMORY_BYTES = 1 << 30  # of address space

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pdserve.shared.errors import DeadlineExceeded, Overloaded
-from pdserve.shared.turns import Turns
+from pdserve.shared.fair_share import Turns
 
 NUM_THREADS = 2
 WAIT_S = 30.0  # for a turn

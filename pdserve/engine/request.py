@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.engine.prompt_results.work import PromptWork
-from pdserve.engine.row_edits import RowEdits, follows_tokens
+from pdserve.engine.row_edits import RowEdits
 from pdserve.grammar import CompiledGrammar
 from pdserve.lifecycle import NO_TARGETS, Lifecycle, Targets
 from pdserve.protocol import FinishReason, PrefixSource, Prompt, SamplingParams, TokenLogprobs
@@ -71,13 +71,17 @@ class Request:
     guesses: Guesses | None = None  # of what it will say; made when it first decodes here
     prompt_token_ids: list[int] = field(init=False)  # the prompt's: read for each row of a step
     prompt_work: PromptWork | None = field(init=False)  # if it wants more of its prompt than KV
-    follows_tokens: bool = field(init=False)  # as row_edits.follows_tokens
+    follows_tokens: bool = field(init=False)  # as of its sampling
 
     def __post_init__(self) -> None:
         """Set up what depends on other fields."""
         self.prompt_token_ids = self.prompt.token_ids
-        self.prompt_work = PromptWork.of(self.sampling, len(self.prompt_token_ids))
-        self.follows_tokens = follows_tokens(self.sampling)
+        self.prompt_work = (
+            PromptWork(self.sampling, len(self.prompt_token_ids))
+            if self.sampling.wants_prompt_results
+            else None
+        )
+        self.follows_tokens = self.sampling.follows_tokens
 
     @property
     def num_prompt_tokens(self) -> int:

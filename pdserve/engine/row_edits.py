@@ -20,20 +20,6 @@ Amounts: TypeAlias = npt.NDArray[np.float32]
 _FEW = 64  # entries that a new list has room for
 
 
-def follows_tokens(sampling: SamplingParams) -> bool:
-    """Whether what may come next depends on the tokens so far, beyond how many they are.
-
-    If not, the host can say what a draw needs before it knows the token before it.
-    """
-    return (
-        bool(sampling.grammar)
-        or sampling.repetition_penalty != 1.0
-        or sampling.frequency_penalty != 0.0
-        or sampling.presence_penalty != 0.0
-        or any(len(word.token_ids) > 1 for word in sampling.bad_words)
-    )
-
-
 class RowEdits:
     """The edits of one request. Ids may lie outside of the vocabulary: those have no effect."""
 

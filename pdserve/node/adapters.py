@@ -103,17 +103,13 @@ class NodeAdapters:
         self._store = store
 
     def expect(self, digest: str) -> None:
-        """Check that a leg can be computed with this adapter; the empty one is the model itself.
-
-        Raises AdapterNotLoaded.
-        """
-        if digest and digest not in self._loaded:
+        """Check that a leg can be computed with this adapter. Raises AdapterNotLoaded."""
+        if digest not in self._loaded:
             raise AdapterNotLoaded("a node has not loaded the adapter: try again shortly")
 
     def used(self, digest: str) -> None:
         """Note that a leg begins with an adapter that is loaded."""
-        if digest:
-            self._loaded[digest] = self._loaded.pop(digest)
+        self._loaded[digest] = self._loaded.pop(digest)
 
     # ---- orders --------------------------------------------------------------------------------
 

@@ -290,7 +290,8 @@ class Services:
                 traceparent=leg.traceparent,
                 adapter=leg.prompt.adapter,
             )
-        self._parts.adapters.used(leg.prompt.adapter)
+        if leg.prompt.adapter:
+            self._parts.adapters.used(leg.prompt.adapter)
         if isinstance(leg, DecodeLeg) and is_claimable and leg.sampling.logprobs is not None:
             num_emitted = len(leg.output_token_ids)
             self.legs.scores.open(leg.request_id, leg.output_logprobs, num_emitted)
@@ -320,7 +321,8 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
         MalformedMessage: its log-probabilities make no sense.
     """
     num_tokens, max_model_len = leg.prompt.num_tokens, parts.max_model_len
-    parts.adapters.expect(leg.prompt.adapter)
+    if leg.prompt.adapter:
+        parts.adapters.expect(leg.prompt.adapter)
     if parts.state() is NodeState.LOADING:
         raise NoNodeAvailable("a node is still loading its model: try again shortly")
     known = next((request_id for request_id in leg.request_ids if request_id in parts.legs), None)

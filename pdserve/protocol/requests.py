@@ -155,6 +155,25 @@ class SamplingParams(Message, frozen=True):
         """Whether cached KV can be used: scores and states of cached tokens are not available."""
         return self.prompt_logprobs is None and self.pooling in (None, Pooling.LAST)
 
+    @property
+    def wants_prompt_results(self) -> bool:
+        """Whether more than KV is wanted of the prompt."""
+        return self.prompt_logprobs is not None or self.pooling is not None
+
+    @property
+    def follows_tokens(self) -> bool:
+        """Whether what may come next depends on the tokens so far, beyond how many they are.
+
+        If not, the host can say what a draw needs before it knows the token before it.
+        """
+        return (
+            bool(self.grammar)
+            or self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or any(len(word.token_ids) > 1 for word in self.bad_words)
+        )
+
 
 class TokenLogprobs(Message, frozen=True):
     """Log-probabilities at one position, from the model's distribution before any filter."""

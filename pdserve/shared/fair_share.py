@@ -17,11 +17,17 @@ before anybody has received much.
 The service of two payers that are active all the time, divided by their weights, differs by at most
 two bursts of the heaviest one, and their own bursts and largest charges divided by their weights,
 however long they run.
+
+`Turns` are for what serves few callers at a time: each tenant gets its own, however many it asks
+for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Container, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -178,3 +184,55 @@ def _forget(scale: _Scale) -> None:
     """Drop tags that no longer have an effect; the tags of active payers always have one."""
     scale.tags = {name: tag for name, tag in scale.tags.items() if tag.at > scale.now - tag.ahead}
     scale.most_tags = 2 * len(scale.tags) + FEW
+
+
+class Turns:
+    """A semaphore with a queue for each tenant; the queues are served round robin."""
+
+    def __init__(self, num_places: int = 1) -> None:
+        self._num_free = num_places
+        # Tenant |-> its waiting callers; the tenant whose turn is next comes first.
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    @asynccontextmanager
+    async def of(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a turn of this tenant's, and have it while in the context."""
+        await self.take(tenant)
+        try:
+            yield
+        finally:
+            self.pass_on()
+
+    async def take(self, tenant: str) -> None:
+        """Wait for a turn of this tenant's. It ends with `pass_on`."""
+        if self._num_free:
+            self._num_free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # the turn had just come
+                self.pass_on()
+            raise
+
+    def try_take(self) -> bool:
+        """Take a turn if one is free."""
+        is_free = self._num_free > 0
+        self._num_free -= is_free
+        return is_free
+
+    def pass_on(self) -> None:
+        """End a turn: it goes to the next caller who still waits."""
+        while self._waiting:
+            tenant, queue = self._waiting.popitem(last=False)
+            while queue:
+                turn = queue.popleft()
+                if turn.cancelled():
+                    continue
+                turn.set_result(None)
+                if queue:
+                    self._waiting[tenant] = queue  # at the end
+                return
+        self._num_free += 1

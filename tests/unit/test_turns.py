@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pdserve.shared.turns import Turns
+from pdserve.shared.fair_share import Turns
 
 
 async def turn() -> None:

@@ -10,11 +10,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from coordinator.api.answer import bodies
-from coordinator.api.answer.choice import ChoiceDelta
+from coordinator.api.answer.choice import ChoiceDelta, TokenParts
 from coordinator.api.answer.formats import AnswerHead, PromptsShown, UsageShown, error_event
 from coordinator.api.answer.logprobs import TokenNames, chat_logprobs, encoded
 from coordinator.api.answer.sse import DONE, TextTemplate, framed
-from coordinator.api.answer.token_parts import TokenParts
 from coordinator.api.plan.generations import PartsPlan
 from coordinator.text.parts import CallPiece, Parts
 

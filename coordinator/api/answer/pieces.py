@@ -8,8 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from coordinator.api.answer.choice import ChoiceDelta, ScoredToken
-from coordinator.api.answer.token_parts import TokenParts
+from coordinator.api.answer.choice import ChoiceDelta, ScoredToken, TokenParts
 from coordinator.text.parts import AnswerParts, Parts
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from pdserve.shared.turns import Turns
+from pdserve.shared.fair_share import Turns
 
 AT_ONCE: Final = 16  # prompts of one payer that run, or wait in the cluster
 

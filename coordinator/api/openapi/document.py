@@ -13,7 +13,7 @@ from aiohttp import web
 from coordinator.api.answer.sse import DONE_DATA
 from coordinator.api.context import ApiContext
 from coordinator.api.openapi.operation import EVENTS, HTML, JSON, Operation, Parameter
-from coordinator.api.read.parameters import IGNORED, NEUTRAL
+from coordinator.api.read.body import IGNORED, NEUTRAL
 from pdserve import __version__
 
 _REF = "#/components/schemas/{name}"

@@ -1,4 +1,4 @@
-"""The prompt of a chat: the rendered conversation, as tokens."""
+"""The prompt of a chat: the rendered conversation, as tokens; so is the answer that is expected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coordinator.models.model import Model
 from coordinator.text import TemplateInput
 from coordinator.text.parts import ToolFormat
 from coordinator.text.threads import Asker
-from pdserve.shared.errors import InvalidRequest
+from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest
 
 MAX_ECHOED_CHARS = 1 << 20  # in all choices together: prompts may be truncated, echoes are not
 
@@ -207,3 +207,30 @@ def _text(message: Message, where: str, may_be_empty: bool) -> str:
             raise InvalidRequest(f"{param} needs {part.type!r}", f"{param}.{part.type}")
         texts.append(text)
     return "\n".join(texts)
+
+
+async def predicted(body: ChatRequest, model: Model, asker: Asker) -> list[int]:
+    """Return the tokens of `prediction`; none if there is none. Raises RequestError.
+
+    What a client expects to be answered makes the answer faster, and no other.
+    """
+    if body.prediction is None:
+        return []
+    content = body.prediction.content
+    if not isinstance(content, str):
+        for i, part in enumerate(content):
+            if part.type != "text" or part.text is None:
+                raise InvalidRequest(
+                    f"'prediction.content[{i}]' must be a part of type 'text'", "prediction.content"
+                )
+        content = "".join(part.text or "" for part in content)
+    most = model.max_model_len()
+    check_num_chars(len(content), model.tokenizer, most, "prediction")
+    (token_ids,) = await model.tokenizer.encode_texts([content], asker, add_special_tokens=False)
+    if len(token_ids) > most:
+        raise ContextLengthExceeded(
+            f"'prediction' has {len(token_ids)} tokens, more than the {most} of this model's "
+            "maximum context length: leave out what will not be answered",
+            "prediction",
+        )
+    return token_ids

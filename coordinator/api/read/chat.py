@@ -1,7 +1,7 @@
 """The body of a chat: the parameters that are supported, and what can be said of them alone.
 
 `null` means the default for every parameter. Known but unsupported parameters are in
-`parameters.py`. The deprecated parameters for functions are `functions` and `function_call` instead
+`body.py`. The deprecated parameters for functions are `functions` and `function_call` instead
 of `tools` and `tool_choice`.
 """
 

@@ -3,6 +3,9 @@
 Every answer gets headers, and those of CORS say which web pages may use this server. By default no
 page may: most clusters on a loopback address need no API key, so any page opened in
 a browser on that machine could use the cluster.
+
+OpenAI's and Anthropic's protocol share the engine room, and paths of models. Headers and errors are
+in the form of the one that the client speaks, whatever went wrong, and however early.
 """
 
 from __future__ import annotations
@@ -17,13 +20,48 @@ from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Handler
 
 from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
+from coordinator.api.messages.errors import error_body, status_of
 from coordinator.api.server import callers
 from coordinator.api.server.connection import Connection
-from coordinator.api.server.dialects import error_response, id_headers
 from coordinator.api.server.errors import ErrorReply, describe, describe_http
 from pdserve.settings.access import API_KEY_VARIABLE
 from pdserve.shared.addresses import host_in, is_loopback
 from pdserve.shared.errors import NodeDraining, PermissionDenied
+
+MESSAGES = "/v1/messages"
+_MODELS = "/v1/models"
+VERSION_HEADER = "anthropic-version"  # every client of the Messages API sends it
+
+
+def speaks_messages(request: web.BaseRequest) -> bool:
+    """Whether a request is of a client of the Messages API."""
+    if _is_below(request.path, _MODELS):
+        return VERSION_HEADER in request.headers
+    return _is_below(request.path, MESSAGES)
+
+
+def error_response(request: web.BaseRequest, reply: ErrorReply, request_id: str) -> web.Response:
+    """Return an error as a whole response, in the form that the client knows."""
+    if not speaks_messages(request):
+        return reply.response()
+    status = status_of(reply.status, reply.detail.code)
+    return web.Response(
+        status=status,
+        body=error_body(reply.detail, request_id, status),
+        headers=reply.headers,
+        content_type="application/json",
+    )
+
+
+def id_headers(request: web.BaseRequest, request_id: str) -> dict[str, str]:
+    """Return the headers that name a request."""
+    named = {"x-request-id": request_id}
+    return named | {"request-id": request_id} if speaks_messages(request) else named
+
+
+def _is_below(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(f"{parent}/")
+
 
 _API_VERSION = "2020-10-01"  # version of OpenAI's API
 _PREFLIGHT_S = 600  # how long a browser may cache a preflight answer

@@ -9,7 +9,7 @@ from coordinator.text.tokenizer import Tokenizer
 from pdserve.grammar.child import Beginning, Ready
 from pdserve.grammar.preparing import Prepared
 from pdserve.shared.errors import GrammarFailed, Overloaded, TokenizerError
-from pdserve.shared.turns import Turns
+from pdserve.shared.fair_share import Turns
 
 # Usually a millisecond; a quarter of a second for the largest legitimate grammars. Each node of an
 # answer takes the same time again.

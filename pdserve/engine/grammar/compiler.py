@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from pdserve.grammar import CompiledGrammar, DeepThreads, Vocabulary, compile_grammar, is_light
 from pdserve.shared.errors import GrammarFailed, TokenizerError
-from pdserve.shared.turns import Turns
+from pdserve.shared.fair_share import Turns
 
 COMPILE_S = 10.0  # limit for one grammar, once it is its turn
 VOCABULARY_S = 60.0  # how long a grammar waits for the vocabulary; of 262,144 tokens it takes 4 s

@@ -24,13 +24,6 @@ class PromptWork:
     num_pooled_states: int = 0  # number of the embedding's states summed so far in ...
     pooled_states: npt.NDArray[np.float64] | None = None  # ... this sum: [hidden_size]
 
-    @classmethod
-    def of(cls, sampling: SamplingParams, num_prompt_tokens: int) -> PromptWork | None:
-        """The work that these parameters ask for; None, for nearly all requests: nothing."""
-        if sampling.prompt_logprobs is None and sampling.pooling is None:
-            return None
-        return cls(sampling, num_prompt_tokens)
-
     @property
     def num_reusable_tokens(self) -> int:
         """Number of leading prompt tokens that need not be computed if their KV is available."""

@@ -15,7 +15,7 @@ from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
 from pdserve.lifecycle import Targets
-from pdserve.node.sessions.subscription import Notice, Subscription
+from pdserve.node.sessions.session import Notice, Subscription
 from pdserve.protocol import HandoffRecord, SamplingParams
 from pdserve.settings.config import DecodePolicyName
 from pdserve.shared.errors import DeadlineExceeded, PeerLost

@@ -19,8 +19,7 @@ from kv_transfer.puller import Puller
 from pdserve.commands.bench.chaos.relay import Relay
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import SessionServer, Subscriber
-from pdserve.node.sessions.session import Session
-from pdserve.node.sessions.subscription import Notice
+from pdserve.node.sessions.session import Notice, Session
 from pdserve.protocol import (
     Announcement,
     ExporterWelcome,
