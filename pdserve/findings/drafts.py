@@ -25,8 +25,16 @@ def draft_findings(status: ClusterStatus) -> list[Finding]:
 
 def said_of_drafts(node: NodeStatus) -> str:
     """What has come of each source's tokens; empty: it has guessed none."""
-    return ", ".join(
+    said = [
         f"{one.drafted} tokens by {one.source} ({one.accepted / one.drafted:.0%} right)"
         for one in node.drafts
         if one.drafted
-    )
+    ]
+    if said:
+        said += [
+            f"with {one.kv_bytes >> 20} MiB of kv_memory for the {one.source}'s own KV "
+            f"({one.used_kv_bytes / one.kv_bytes:.0%} in use)"
+            for one in node.drafts
+            if one.kv_bytes
+        ]
+    return ", ".join(said)

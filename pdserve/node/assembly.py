@@ -140,7 +140,7 @@ def make_parts(
     kinds: list[Texts] = [Predictions(), OwnText(), FormerAnswers()]
     texts = [kind for kind in kinds if asks(config.speculation, kind.name)]
     speculation = Speculation(pool, perf.step_s, config.engine.max_batch_size, texts)
-    watch_drafts(metrics, speculation.counts)
+    watch_drafts(metrics, speculation)
     watch_draft_texts(metrics, texts)
     if config.speculation.mode == "auto":
         engine.speculate = speculation
@@ -209,7 +209,7 @@ def use_loaded(
         source = ModelSource(draft, engine.queues, step_s, config.engine.token_budget)
     else:
         source = HeadSource(draft, runner, engine.queues, step_s)
-    parts.speculation.add(source)
+    parts.speculation.add(source, source.work)
     engine.draft = source.plan
 
 

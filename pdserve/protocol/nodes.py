@@ -190,6 +190,8 @@ class DraftState(Message, frozen=True):
     source: str
     drafted: int
     accepted: int  # of these, right
+    kv_bytes: int = 0  # part of the node's kv_memory that it has; 0: it computes nothing
+    used_kv_bytes: int = 0  # of these, what streams have
 
 
 class LoadReport(Message, frozen=True):
@@ -246,6 +248,7 @@ class LoadReport(Message, frozen=True):
             self.busy_share,
             self.prompt_share,
             *(number for one in self.drafts for number in (one.drafted, one.accepted)),
+            *(number for one in self.drafts for number in (one.kv_bytes, one.used_kv_bytes)),
         )
         if not all(0 <= number < inf for number in numbers):
             raise MalformedMessage(f"LoadReport: numbers must be finite and not negative: {self}")

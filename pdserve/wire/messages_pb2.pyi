@@ -454,14 +454,18 @@ class LinkState(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., transport: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DraftState(_message.Message):
-    __slots__ = ("source", "drafted", "accepted")
+    __slots__ = ("source", "drafted", "accepted", "kv_bytes", "used_kv_bytes")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_KV_BYTES_FIELD_NUMBER: _ClassVar[int]
     source: str
     drafted: int
     accepted: int
-    def __init__(self, source: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
+    kv_bytes: int
+    used_kv_bytes: int
+    def __init__(self, source: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., used_kv_bytes: _Optional[int] = ...) -> None: ...
 
 class LoadReport(_message.Message):
     __slots__ = ("state", "role", "loading_progress", "queued_tokens", "running_requests", "waiting_requests", "free_blocks", "cached_blocks", "pinned_blocks", "step_time_s", "prefill_ratio", "decode_ratio", "links", "reason", "num_coordinators", "leader", "sent_at", "loop_lag_s", "certificate_ends_at", "busy_share", "prompt_share", "is_standby", "drafts", "no_drafts")

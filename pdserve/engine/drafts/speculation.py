@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from pdserve.engine.drafts.grammars import DraftMasks, ForcedTokens
 from pdserve.engine.drafts.guesses import Guesses, SourceCounts
 from pdserve.engine.drafts.source import Source
+from pdserve.engine.drafts.work import DraftWork
 from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
@@ -46,6 +47,7 @@ class Speculation:
     ) -> None:
         """`most_rows`: for whose logits a step has memory."""
         self.counts: dict[str, SourceCounts] = {}
+        self.works: dict[str, DraftWork] = {}  # of sources that compute their drafts
         self._sources: list[Source] = []
         for source in sources:
             self.add(source)
@@ -58,12 +60,18 @@ class Speculation:
 
     def states(self) -> list[DraftState]:
         """What has come of each source's drafts."""
-        return [DraftState(name, one.drafted, one.accepted) for name, one in self.counts.items()]
+        states = []
+        for name, one in self.counts.items():
+            kv = self.works[name].kv if name in self.works else (0, 0)
+            states.append(DraftState(name, one.drafted, one.accepted, *kv))
+        return states
 
-    def add(self, source: Source) -> None:
-        """Have further drafts for the streams to come."""
+    def add(self, source: Source, work: DraftWork | None = None) -> None:
+        """Have further drafts for the streams to come, and know what it takes to compute them."""
         self._sources.append(source)
         self.counts[source.name] = SourceCounts()
+        if work is not None:
+            self.works[source.name] = work
 
     def follow(self, masks: DraftMasks, *, forces: bool = True) -> None:
         """Have drafts for answers with a grammar, too, those included that it `forces`."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import exp
 from typing import Final
 
 from kv_transfer.statistics import ExporterStatistics, PullerStatistics
 from kv_transfer.tier import HostTier
-from pdserve.engine.drafts.guesses import SourceCounts
+from pdserve.engine.drafts.speculation import Speculation
 from pdserve.engine.drafts.texts import Texts
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
@@ -134,14 +134,26 @@ def watch_preemptions(metrics: NodeMetrics, preempted: PreemptionStatistics) -> 
     count("recomputed_tokens", f"{what} computed again", lambda: preempted.computed_tokens)
 
 
-def watch_drafts(metrics: NodeMetrics, drafts: Mapping[str, SourceCounts]) -> None:
-    """Tokens that were guessed, and those of them that were right: each saves a step's turn."""
-    count, text = metrics.count_each, "Tokens guessed and computed"
+def watch_drafts(metrics: NodeMetrics, speculation: Speculation) -> None:
+    """Tokens that were guessed, and those of them that were right: each saves a step's turn.
+
+    And what it takes to compute guesses.
+    """
+    count, drafts, works = metrics.count_each, speculation.counts, speculation.works
+    text = "Tokens guessed and computed"
     count("draft_tokens", text, "source", lambda: {n: s.drafted for n, s in drafts.items()})
     text = "Of these, right"
     count(
         "accepted_draft_tokens", text, "source", lambda: {n: s.accepted for n, s in drafts.items()}
     )
+    text = "Seconds in which a draft model, or head, computed"
+    count("draft_model_seconds", text, "source", lambda: {n: w.seconds for n, w in works.items()})
+    text = "Tokens that it computed: of prompts, of answers, and guesses"
+    count("draft_model_tokens", text, "source", lambda: {n: w.tokens for n, w in works.items()})
+    text, watch = "Part of kv_memory that its KV has", metrics.watch_each
+    watch("draft_kv_bytes", text, "source", lambda: {n: w.kv[0] for n, w in works.items()})
+    text = "Of these, in use"
+    watch("draft_kv_used_bytes", text, "source", lambda: {n: w.kv[1] for n, w in works.items()})
 
 
 def watch_draft_texts(metrics: NodeMetrics, texts: Sequence[Texts]) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from msgspec import structs
 
 from pdserve.demo_model import DRAFT_PATH
-from pdserve.engine.drafts.heads.eagle3 import Eagle3Head, HeadPlan, parse_eagle3
+from pdserve.engine.drafts.heads.eagle3 import Eagle3Config, Eagle3Head, HeadPlan, parse_eagle3
+from pdserve.engine.drafts.heads.head import BLOCK_TOKENS
 from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.sizes import packed_bytes
+from pdserve.kv.need import blocks_for
 from pdserve.measured.perf_model import GUESS, PerfModel
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.same_vocabulary import check_same_vocabulary
@@ -46,11 +49,10 @@ def plan_models(config: NodeConfig) -> NodeModel:
         return model
     num_bytes = model.num_blocks * model.layout.block_bytes
     draft = plan_draft(named, config, model, num_bytes // KV_SHARE)
-    if isinstance(draft, HeadPlan):
-        return replace(model, draft=draft)
-    left_bytes = num_bytes - draft.num_blocks * draft.layout.block_bytes
+    own = draft.config if isinstance(draft, HeadPlan) else draft.layout
+    left_bytes = num_bytes - draft.num_blocks * own.block_bytes
     num_blocks = model.layout.blocks_in_budget(left_bytes, model.max_model_len)
-    log.info("beside the draft model's KV, %d blocks are left", num_blocks)
+    log.info("beside the KV of drafts, %d blocks are left", num_blocks)
     return replace(model, num_blocks=num_blocks, draft=draft)
 
 
@@ -70,7 +72,7 @@ def plan_draft(
     try:
         checkpoint = resolve_checkpoint(named, None)
         if (values := checkpoint.config()).get("speculators_model_type"):
-            return _plan_head(HeadPlan(checkpoint.path, parse_eagle3(values, named)), model)
+            return _plan_head(checkpoint.path, parse_eagle3(values, named), model, kv_bytes)
         check_same_vocabulary(model.checkpoint.path, checkpoint.path)
         longest = min(model.max_model_len, load_model_config(checkpoint).max_model_len)
         log.info("draft model: %s", named)
@@ -89,11 +91,18 @@ def plan_draft(
         raise ConfigError(f"speculation.model {named}: {error}") from error
 
 
-def _plan_head(head: HeadPlan, model: NodeModel) -> HeadPlan:
-    head.check_model(model.config)
+def _plan_head(folder: Path, head: Eagle3Config, model: NodeModel, kv_bytes: int) -> HeadPlan:
+    most = model.worst_step.num_requests * blocks_for(Eagle3Head.most_tokens, BLOCK_TOKENS)
+    plan = HeadPlan(folder, head, min(most, kv_bytes // head.block_bytes))
+    plan.check_model(model.config)
     if not model.share.is_alone:
         raise ModelError("an EAGLE-3 head takes rows of layers that one rank has all of")
-    return head
+    if not plan.num_blocks:
+        raise ModelError(
+            f"its KV has one of {KV_SHARE} bytes of kv_memory, {kv_bytes}, and needs "
+            f"{head.block_bytes} at least: raise kv_memory"
+        )
+    return plan
 
 
 def load_draft(
@@ -110,7 +119,7 @@ def load_draft(
         ModelError: its weights cannot be used.
     """
     if isinstance(draft, HeadPlan):
-        return Eagle3Head.load(draft.folder, draft.config)
+        return Eagle3Head.load(draft)
     cache = packed_cache(config.engine)
     runner = load_runner(draft, None, lambda _: check_wanted(), cache)
     costs = step_costs(config.profile, config.engine, draft, runner, check_wanted).costs
@@ -120,6 +129,7 @@ def load_draft(
     return DraftModel(
         runner=runner,
         pool=BlockPool(draft.num_blocks, draft.layout.block_size, prefix_cache=False),
+        block_bytes=draft.layout.block_bytes,
         perf=PerfModel(costs),
         vocab_size=min(model.config.vocab_size, draft.config.vocab_size),
         max_model_len=draft.max_model_len,

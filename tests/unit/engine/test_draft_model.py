@@ -89,7 +89,7 @@ class Node:
         pool = BlockPool(1000, 4)
         self.core = EngineCore(Queues(pool, ManualClock()), Decodes(), frozenset())
         now = partial(getattr, self.model, "now_s")
-        draft = DraftModel(self.model, self.pool, self.perf, 2000, 10_000, now)
+        draft = DraftModel(self.model, self.pool, 64, self.perf, 2000, 10_000, now)
         self.source = ModelSource(draft, self.core.queues, step_s, 64)
         self.core.speculate = Speculation(pool, step_s, 256, [self.source])
 

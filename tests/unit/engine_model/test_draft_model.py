@@ -29,9 +29,9 @@ def add_model(
     """Have these streams guess with another model, which costs hardly anything."""
     layout = drafter.kv_cache.layout
     pool = BlockPool(num_blocks or drafter.kv_cache.num_blocks, layout.block_size)
-    model = DraftModel(drafter.runner, pool, PerfModel(costs), VOCAB_SIZE, 4096)
+    model = DraftModel(drafter.runner, pool, layout.block_bytes, PerfModel(costs), VOCAB_SIZE, 4096)
     source = ModelSource(model, streams.core.queues, lambda shape: 1.0, 64)
-    streams.speculation.add(source)
+    streams.speculation.add(source, source.work)
     streams.core.draft = source.plan
     return source
 
@@ -66,7 +66,12 @@ def test_a_draft_model_changes_nothing(
     right = counts.accepted / counts.drafted
     assert right > 0.8 if seed == 0 else right < 0.2
     assert source.plan() is None
-    assert source.num_free_blocks == drafter(seed).kv_cache.num_blocks
+    layout = drafter(seed).kv_cache.layout
+    num_bytes = drafter(seed).kv_cache.num_blocks * layout.block_bytes
+    (state,) = streams.speculation.states()
+    assert (state.kv_bytes, state.used_kv_bytes) == (num_bytes, 0)
+    assert source.work.tokens > counts.drafted
+    assert source.work.seconds > 0
 
 
 def test_streams_without_room_in_its_pool_go_without(
@@ -79,7 +84,7 @@ def test_streams_without_room_in_its_pool_go_without(
     assert equal(streams.answers(), expected, kind)
     assert streams.speculation.counts["model"].accepted > 0
     assert source.plan() is None
-    assert source.num_free_blocks == 4
+    assert source.work.pool.num_free == 4
 
 
 def test_long_prompts_are_computed_in_slices(node: Node, drafter: Callable[[int], Node]) -> None:

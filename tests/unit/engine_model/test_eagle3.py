@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
 
-from pdserve.engine.drafts.heads.eagle3 import Eagle3Head, HeadKv, HeadPlan, parse_eagle3
+from pdserve.engine.drafts.heads.eagle3 import Eagle3Head, HeadPlan, parse_eagle3
+from pdserve.engine.drafts.heads.head import BLOCK_TOKENS, HeadKv, HeadRows
 from pdserve.engine.drafts.heads.source import HeadSource
 from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.batch import Taps
@@ -30,6 +31,7 @@ from tests.unit.engine_model.drafted import Streams, answers, run, tokens_of
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.test_drafts import requests
 
+NUM_BLOCKS = 40
 KINDS = {
     "llama": (LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding),
     "qwen3": (Qwen3Config, Qwen3DecoderLayer, Qwen3RotaryEmbedding),
@@ -38,7 +40,7 @@ KINDS = {
 
 def load(path: Path) -> Eagle3Head:
     values = json.loads((path / "config.json").read_text())
-    return Eagle3Head.load(path, parse_eagle3(values, str(path)))
+    return Eagle3Head.load(HeadPlan(path, parse_eagle3(values, str(path)), NUM_BLOCKS))
 
 
 def reference(path: Path, tokens: list[int], rows: Tensor) -> list[int]:
@@ -96,10 +98,15 @@ def test_it_computes_what_transformers_does(tmp_path: Path, options: dict[str, A
     head, rows = load(path), torch.randn(9, 3, 64)
     tokens = torch.randint(320, (9,)).tolist()
     expected = reference(path, tokens, rows)
-    kv, fused = HeadKv(), head.fused(rows)
-    first, _ = head.step(tokens[:4], fused[:4], 1, kv)
-    others = [head.step([tokens[i]], fused[i : i + 1], 1 + i, kv)[0] for i in range(4, 9)]
-    assert [first, *others] == expected[3:]
+    states, table = head.entered(rows), head.pool.allocate(1)
+
+    def said(*places: int) -> int:
+        first = places[0]
+        known = [tokens[place] for place in places]
+        one = HeadRows(known, states[first : first + len(places)], 1 + first, first, table)
+        return head.step([one])[0][0]
+
+    assert [said(0, 1, 2, 3), *map(said, range(4, 9))] == expected[3:]
 
 
 @torch.inference_mode()
@@ -116,6 +123,30 @@ def test_decoders_copy_out_what_transformers_has_before_a_layer(
     states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     expected = torch.stack([states[0][0], states[2][0], states[2][0]], dim=1)
     torch.testing.assert_close(taps.out, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_of_long_streams_it_forgets_the_oldest_block(tmp_path: Path) -> None:
+    head = load(make_eagle3(tmp_path / "head"))
+    kv, rows = HeadKv(head.pool, 3 * BLOCK_TOKENS), torch.randn(5 * BLOCK_TOKENS, 3, 64)
+    tokens, states = torch.randint(320, (len(rows),)).tolist(), head.entered(rows)
+
+    def said(begin: int, end: int) -> tuple[int, Tensor]:
+        assert kv.has_room(end - begin)
+        one = HeadRows(tokens[begin:end], states[begin:end], begin, kv.num_tokens, kv.block_table)
+        kv.num_tokens += end - begin
+        return head.step([one])[0]
+
+    for begin in range(0, len(rows) - 1, 29):
+        long = said(begin, min(begin + 29, len(rows) - 1))
+    long = said(len(rows) - 1, len(rows))
+    assert len(kv.block_table) == 3
+    num_kept = kv.num_tokens
+    kv.give_back()
+    assert head.pool.num_free == NUM_BLOCKS
+    said(len(rows) - num_kept, len(rows) - 1)
+    assert not torch.equal(said(0, 1)[1], long[1])
+    kv.give_back()
 
 
 def test_wrong_taps_are_refused(checkpoint_of: Callable[..., Path]) -> None:
@@ -144,6 +175,8 @@ def test_it_changes_nothing(
     streams.core.draft = source.plan
     again = {request.request_id: request for request in requests()}
     run(streams, [again[request.request_id] for request in asked], random.Random(4))
+    assert streams.core.draft() is None
+    assert source.work.kv == (NUM_BLOCKS * head.block_bytes, 0)
     assert tokens_of(streams.answers()) == tokens_of(expected)
     if kind is DecoderKind.SERVED:
         assert streams.answers() == expected
@@ -175,10 +208,10 @@ def know(head: Eagle3Head, said: dict[str, list[int]]) -> None:
         after |= dict(pairwise(tokens))
     compute = head.step
 
-    def step(tokens: list[int], *rest: Any) -> tuple[int, Tensor]:
-        token, state = compute(tokens, *rest)
+    def step(parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
         assert after, "it knows something"
-        return after.get(tokens[-1], token), state
+        found = zip(parts, compute(parts), strict=True)
+        return [(after.get(part.tokens[-1], token), state) for part, (token, state) in found]
 
     head.step = step  # type: ignore[method-assign]
 

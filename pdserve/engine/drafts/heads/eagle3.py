@@ -6,8 +6,9 @@ the embedding of the next token. The head chooses among its own, smaller vocabul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,13 +19,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from pdserve.engine.drafts.heads.head import BLOCK_TOKENS, HeadRows
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layers import rms_norm
 from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.rope import Rope, rotate
 from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
 
-MOST_POSITIONS: Final = 1024  # of a stream, that its drafts attend to
 _EMBEDDING: Final = "embed_tokens.weight"
 _LAYERS: Final = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -38,6 +40,16 @@ class Eagle3Config(msgspec.Struct, frozen=True):
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     norm_output: bool = False
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """Of its KV, in float32: keys, then values, of BLOCK_TOKENS tokens."""
+        return 2, BLOCK_TOKENS, self.layer.num_kv_heads, self.layer.head_dim
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of a block."""
+        return 4 * prod(self.block_shape)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -111,6 +123,7 @@ class HeadPlan:
 
     folder: Path
     config: Eagle3Config
+    num_blocks: int = 0  # of its KV
 
     def check_model(self, model: ModelConfig) -> None:
         """Raise ModelError: it is a head of another model."""
@@ -128,27 +141,21 @@ class HeadPlan:
             )
 
 
-@dataclass(slots=True)
-class HeadKv:
-    """Keys and values of one stream: [num_tokens, num_kv_heads, head_dim] each."""
-
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
-
-    def keep_last(self, count: int) -> None:
-        """Forget all before the last so many tokens."""
-        del self.keys[:-count], self.values[:-count]
-
-    def cut(self, length: int) -> None:
-        """Forget what is behind the first so many tokens."""
-        del self.keys[length:], self.values[length:]
-
-
 class Eagle3Head:
-    """A head in float32, on the CPU."""
+    """A head in float32, on the CPU. Implements `Head`."""
 
-    def __init__(self, config: Eagle3Config, weights: Mapping[str, Tensor]) -> None:
+    most_tokens: Final = 1024
+
+    def __init__(
+        self, config: Eagle3Config, weights: Mapping[str, Tensor], num_blocks: int, name: str = ""
+    ) -> None:
         """
+        Args:
+            config: of the head.
+            weights: by name.
+            num_blocks: of its KV.
+            name: see Head.
+
         Raises:
             MissingTensor, MisshapedTensor: `weights` are not those of the config.
         """
@@ -160,6 +167,11 @@ class Eagle3Head:
                     f"{name} of the head is {tuple(weights[name].shape)}, its config says {shape}"
                 )
         self.config = config
+        self.name = name
+        self.taps = config.taps
+        self.pool = BlockPool(num_blocks, BLOCK_TOKENS, prefix_cache=False)
+        self.block_bytes = config.block_bytes
+        self._kv = torch.zeros(num_blocks, *config.block_shape)  # takes no memory until it is used
         as_stored = {"d2t", _EMBEDDING}  # of which few rows are read
         self._weights = {
             name: weights[name] if name in as_stored else weights[name].float()
@@ -172,49 +184,41 @@ class Eagle3Head:
         self._rope = Rope(config.layer.ropes[0], config.layer.head_dim, torch.device("cpu"))
 
     @classmethod
-    def load(cls, folder: Path, config: Eagle3Config) -> Eagle3Head:
-        """Read it from a checkpoint's folder.
+    def load(cls, plan: HeadPlan) -> Eagle3Head:
+        """Read it from its checkpoint's folder.
 
         Raises:
             ModelError: a file is damaged, or tensors are missing.
         """
         weights: dict[str, Tensor] = {}
-        for file in sorted(folder.glob("*.safetensors")):
+        for file in sorted(plan.folder.glob("*.safetensors")):
             try:
                 weights |= load_file(file)
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"{file} cannot be read: {error}") from error
-        return cls(config, weights)
+        return cls(plan.config, weights, plan.num_blocks)
 
     @torch.inference_mode()
-    def fused(self, rows: Tensor) -> Tensor:
-        """[n, num_taps, hidden] of the model -> [n, hidden]."""
+    def entered(self, rows: Tensor) -> Tensor:
+        """As Head.entered: fuse rows of several layers."""
         flat = rows.flatten(1)
         if self.config.norm_before_fc:
             flat = self._normed(flat, "input_norm.weight")
         return functional.linear(flat, self._weights["fc.weight"])
 
     @torch.inference_mode()
-    def step(
-        self, tokens: list[int], fused: Tensor, position: int, kv: HeadKv
-    ) -> tuple[int, Tensor]:
-        """Compute some consecutive tokens of one stream.
+    def step(self, parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
+        """As Head.step; one stream after the other."""
+        return [self._step(part) for part in parts]
 
-        Args:
-            tokens: their ids in the model's vocabulary.
-            fused: [len(tokens), hidden], of the token before each: `fused`, or what this returned.
-            position: of the first.
-            kv: of those before; theirs are added.
-
-        Returns:
-            The id of the likeliest next token, and [1, hidden] to go on from.
-        """
+    def _step(self, part: HeadRows) -> tuple[int, Tensor]:
         weights, eps = self._weights, self.config.layer.rms_norm_eps
-        embedded = functional.embedding(torch.tensor(tokens), weights[_EMBEDDING]).float()
-        normed = self._normed(fused, _in("hidden_norm"))
-        residual = normed if self.config.norm_before_residual else fused
+        ids = torch.tensor(part.tokens)
+        embedded = functional.embedding(ids, weights[_EMBEDDING]).float()
+        normed = self._normed(part.states, _in("hidden_norm"))
+        residual = normed if self.config.norm_before_residual else part.states
         both = torch.cat([self._normed(embedded, _in("input_layernorm")), normed], dim=-1)
-        hidden = residual + self._attend(both, position, kv)
+        hidden = residual + self._attend(both, part)
         inner = rms_norm(hidden, weights[_in("post_attention_layernorm")], eps)
         gate = functional.silu(functional.linear(inner, weights[_in("mlp.gate_proj")]))
         up = functional.linear(inner, weights[_in("mlp.up_proj")])
@@ -224,7 +228,7 @@ class Eagle3Head:
         shift = int(weights["d2t"][own]) if "d2t" in weights else 0
         return own + shift, state if self.config.norm_output else hidden
 
-    def _attend(self, both: Tensor, position: int, kv: HeadKv) -> Tensor:
+    def _attend(self, both: Tensor, part: HeadRows) -> Tensor:
         """[n, 2 * hidden] -> [n, hidden]."""
         layer, weights, count = self.config.layer, self._weights, len(both)
         query, key, value = (
@@ -236,18 +240,25 @@ class Eagle3Head:
         if _in("self_attn.q_norm") in weights:
             query = self._normed(query, _in("self_attn.q_norm"))
             key = self._normed(key, _in("self_attn.k_norm"))
-        angles = self._rope.cos_sin(torch.arange(position, position + count), both.dtype)
+        positions = torch.arange(part.position, part.position + count)
+        angles = self._rope.cos_sin(positions, both.dtype)
         query, key = rotate(query, *angles), rotate(key, *angles)
-        kv.keys += key.unbind()
-        kv.values += value.unbind()
-        first = max(0, len(kv.keys) - MOST_POSITIONS)
-        keys, values = torch.stack(kv.keys[first:]), torch.stack(kv.values[first:])
+        keys, values = self._with_kv(key, value, part)
         groups = layer.num_heads // layer.num_kv_heads
         scores = torch.einsum("qhd,khd->hqk", query, keys.repeat_interleave(groups, dim=1))
         ahead = torch.ones(count, len(keys), dtype=torch.bool).triu(len(keys) - count + 1)
         shares = (scores * layer.attention_scale).masked_fill(ahead, -torch.inf).softmax(-1)
         attended = torch.einsum("hqk,khd->qhd", shares, values.repeat_interleave(groups, dim=1))
         return functional.linear(attended.flatten(1), weights[_in("self_attn.o_proj")])
+
+    def _with_kv(self, key: Tensor, value: Tensor, part: HeadRows) -> tuple[Tensor, Tensor]:
+        """Write KV of tokens; return theirs, and of all before: [num_tokens, num_kv_heads, dim]."""
+        table, end = torch.tensor(part.block_table), part.slot + len(key)
+        slots = torch.arange(part.slot, end)
+        blocks, places = table[slots // BLOCK_TOKENS], slots % BLOCK_TOKENS
+        self._kv[blocks, 0, places], self._kv[blocks, 1, places] = key, value
+        kept = self._kv[table[: -(-end // BLOCK_TOKENS)]].transpose(0, 1).flatten(1, 2)[:, :end]
+        return kept[0], kept[1]
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
         return rms_norm(x, self._weights[name], self.config.layer.rms_norm_eps)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdserve.engine.drafts.guesses import Shares
-from pdserve.engine.drafts.heads.eagle3 import Eagle3Head
+from pdserve.engine.drafts.heads.head import Head
 from pdserve.engine.drafts.heads.stream import HeadStream
 from pdserve.engine.drafts.model.depth import best_depth
+from pdserve.engine.drafts.work import DraftWork
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
@@ -27,22 +28,31 @@ _REFUSED_OFTEN: Final = 10  # refusals after which what is known of all streams 
 class HeadDrafts:
     """What a head computes before a step, in the thread that computes steps."""
 
-    wanted: Sequence[tuple[HeadStream, int]]
+    head: Head
+    wanted: Sequence[tuple[HeadStream, int]]  # how many drafts each stream is to have
     now: Callable[[], float]
-    token_s: float = 0.0  # that a draft took
+    seconds: float = 0.0  # that it took
+    num_tokens: int = 0  # that were computed
     has_failed: bool = False
 
     def __call__(self) -> None:
         """Compute it. What fails costs drafts, and nothing else."""
         started_s = self.now()
         try:
-            for stream, number in self.wanted:
-                stream.draft(number)
+            self._draft()
         except Exception:
             log.exception("the head fails: there are no drafts of it any more")
             self.has_failed = True
-        num_drafts = sum(number for _, number in self.wanted)
-        self.token_s = (self.now() - started_s) / num_drafts
+        self.seconds = self.now() - started_s
+
+    def _draft(self) -> None:
+        parts = [(stream, stream.begin()) for stream, _ in self.wanted]
+        for number in range(1, 1 + max(most for _, most in self.wanted)):
+            self.num_tokens += sum(len(rows.tokens) for _, rows in parts)
+            found = self.head.step([rows for _, rows in parts])
+            for (stream, _), (token, state) in zip(parts, found, strict=True):
+                stream.drafted(token, state)
+            parts = [(stream, stream.behind()) for stream, most in self.wanted if number < most]
 
 
 class HeadSource:
@@ -52,7 +62,7 @@ class HeadSource:
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: Head,
         runner: ModelRunner,
         queues: Queues,
         step_s: Callable[[StepShape], float],
@@ -66,18 +76,20 @@ class HeadSource:
             step_s: predicted time of a step without drafts, or with some.
             now: a clock.
         """
+        self.work = DraftWork(head.pool, head.block_bytes)
         self._head = head
         self._runner = runner
         self._queues = queues
         self._step_s = step_s
         self._now = now
         self._streams: dict[Request, HeadStream] = {}
+        self._ended: list[HeadStream] = []
         self._shares = Shares()
         self._token_s = 0.0
         self._last: HeadDrafts | None = None
         self._num_refused = 0
         self._has_failed = False
-        runner.taps = head.config.taps
+        runner.taps = head.taps
 
     def drafter(self, request: Request) -> HeadStream | None:
         """As Source.drafter."""
@@ -86,8 +98,9 @@ class HeadSource:
         return self._streams.setdefault(request, HeadStream(request, self._head, self._shares))
 
     def ended(self, request: Request) -> None:
-        """As Source.ended."""
-        self._streams.pop(request, None)
+        """As Source.ended: what is kept of it is given back when nothing is computed."""
+        if (stream := self._streams.pop(request, None)) is not None:
+            self._ended.append(stream)
 
     def plan(self) -> HeadDrafts | None:
         """Return what to compute before the next step is planned; None: nothing is worth it."""
@@ -99,7 +112,7 @@ class HeadSource:
             (stream, request.sampling.max_tokens - len(request.output_token_ids) - 1)
             for request in decoding
             if (stream := self._streams.get(request)) is not None
-            and stream.can_draft
+            and stream.num_waiting
             and request.leg_token_limit is None
         ]
         wanted = [(stream, most) for stream, most in wanted if most > 0]
@@ -111,7 +124,10 @@ class HeadSource:
             self._refused(streams)
             return None
         drafts = [(stream, min(depth, most)) for stream, most in wanted]
-        self._last = HeadDrafts(drafts, self._now)
+        drafts = [(s, most) for s, most in drafts if s.kv.has_room(s.num_waiting + most)]
+        if not drafts:
+            return None
+        self._last = HeadDrafts(self._head, drafts, self._now)
         return self._last
 
     def _best_depth(self, decoding: Sequence[Request], streams: Sequence[HeadStream]) -> int:
@@ -130,14 +146,21 @@ class HeadSource:
         for request, first, rows in self._runner.take_tapped():
             if (stream := self._streams.get(request)) is not None:
                 stream.take(first, rows)
-        if self._last is not None:
+        if (last := self._last) is not None:
+            self._last = None
+            self.work.seconds += last.seconds
+            self.work.tokens += last.num_tokens
+            token_s = last.seconds / sum(number for _, number in last.wanted)
             weight = _NEWEST if self._token_s else 1.0
-            self._token_s += weight * (self._last.token_s - self._token_s)
-            if self._last.has_failed:
+            self._token_s += weight * (token_s - self._token_s)
+            if last.has_failed:
+                self._ended += self._streams.values()
                 self._streams.clear()
                 self._has_failed = True
                 self._runner.taps = ()
-            self._last = None
+        for stream in self._ended:
+            stream.forget()
+        self._ended = []
 
     def _refused(self, streams: Sequence[HeadStream]) -> None:
         for stream in streams:

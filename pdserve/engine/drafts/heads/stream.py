@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
+import torch
 from torch import Tensor
 
 from pdserve.engine.drafts.guesses import Shares
-from pdserve.engine.drafts.heads.eagle3 import MOST_POSITIONS, Eagle3Head, HeadKv
+from pdserve.engine.drafts.heads.head import Head, HeadKv, HeadRows
 from pdserve.engine.drafts.model.stream import SURENESS
 from pdserve.engine.request import Request
+
+_MOST_WAITING: Final = 32  # tokens, that a head computes later, with its next drafts
 
 
 class HeadStream:
     """Implements `Drafter`: what the head has drafted behind the last step's rows."""
 
-    def __init__(self, request: Request, head: Eagle3Head, shares: Shares) -> None:
+    def __init__(self, request: Request, head: Head, shares: Shares) -> None:
         """`shares`: of right drafts, of all streams."""
         self.request = request
+        self.kv = HeadKv(head.pool, head.most_tokens)
         self._head = head
-        self._kv = HeadKv()
         self._shares_of_all = shares
         self._shares = Shares(shares)
-        self._fused: Tensor | None = None  # of tokens that the head has not computed yet
+        self._waiting: list[Tensor] = []  # rows that the head has not computed yet
         self._tokens: list[int] = []  # the tokens behind these
-        self._position = 0  # of the first of them
+        self._end = 0  # position behind them
         self._drafts: list[int] = []
+        self._state: Tensor | None = None  # behind these
         self._num_output = 0  # output tokens before the drafts
 
     @property
-    def can_draft(self) -> bool:
-        """Whether there are rows to go on from."""
-        return self._fused is not None
+    def num_waiting(self) -> int:
+        """How many tokens there are to go on from; 0: nothing can be drafted."""
+        return len(self._tokens)
 
     @property
     def likely(self) -> float:
@@ -51,28 +56,49 @@ class HeadStream:
         request = self.request
         count = min(len(rows), request.num_computed_tokens - first)
         if count <= 0 or first + count != request.num_tokens - 1:
-            self._fused = None
+            self.forget()
             return
-        self._fused = self._head.fused(rows[:count])
-        self._tokens = request.token_slice(first + 1, first + count + 1)
-        self._position = first + 1
+        if first + 1 != self._end or self.num_waiting + count > _MOST_WAITING:
+            self.forget()  # with a gap, distances would be wrong
+        self._waiting.append(rows[:count])
+        self._tokens += request.token_slice(first + 1, first + count + 1)
+        self._end = first + count + 1
 
-    def draft(self, number: int) -> None:
-        """Draft so many tokens. In the thread that computes steps."""
-        assert self._fused is not None, "the caller has asked"
-        drafts: list[int] = []
-        token, state = self._head.step(self._tokens, self._fused, self._position, self._kv)
-        self._kv.keep_last(MOST_POSITIONS)
-        length, end = len(self._kv.keys), self._position + len(self._tokens)
-        while True:
-            drafts.append(token)
-            if len(drafts) == number:
-                break
-            token, state = self._head.step([token], state, end + len(drafts) - 1, self._kv)
-        self._kv.cut(length)
-        self._fused = None
-        self._drafts = drafts
-        self._num_output = end - self.request.num_prompt_tokens
+    def forget(self) -> None:
+        """Begin anew, with the rows to come."""
+        self._waiting, self._tokens = [], []
+        self.kv.give_back()
+
+    def begin(self) -> HeadRows:
+        """Return all that waits, for the first draft. In the thread that computes steps."""
+        rows = HeadRows(
+            tokens=self._tokens,
+            states=self._head.entered(torch.cat(self._waiting)),
+            position=self._end - len(self._tokens),
+            slot=self.kv.num_tokens,
+            block_table=self.kv.block_table,
+        )
+        self.kv.num_tokens += len(self._tokens)
+        self._waiting, self._tokens = [], []
+        self._num_output = self._end - self.request.num_prompt_tokens
+        return rows
+
+    def drafted(self, token: int, state: Tensor) -> None:
+        """Take a draft, and what comes behind it."""
+        self._drafts.append(token)
+        self._state = state
+
+    def behind(self) -> HeadRows:
+        """Return the last draft, for a further one."""
+        assert self._state is not None, "there is one"
+        number = len(self._drafts)
+        return HeadRows(
+            tokens=self._drafts[-1:],
+            states=self._state,
+            position=self._end + number - 1,
+            slot=self.kv.num_tokens + number - 1,
+            block_table=self.kv.block_table,
+        )
 
     def propose(self, request: Request, most: int) -> tuple[Sequence[int], int]:
         """As Drafter.propose."""

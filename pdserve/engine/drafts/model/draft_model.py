@@ -23,6 +23,7 @@ class DraftModel:
 
     runner: Runner
     pool: BlockPool  # of its KV, which no other node ever has
+    block_bytes: int  # of this
     perf: PerfModel  # of its steps
     vocab_size: int  # ids that both models know
     max_model_len: int

@@ -10,6 +10,7 @@ from pdserve.engine.drafts.guesses import Shares
 from pdserve.engine.drafts.model.depth import MOST, SHARED, best_depth
 from pdserve.engine.drafts.model.draft_model import DraftModel, DraftSteps
 from pdserve.engine.drafts.model.stream import SURENESS, DraftedStream
+from pdserve.engine.drafts.work import DraftWork
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import StepShape
@@ -40,6 +41,7 @@ class ModelSource:
             step_s: predicted time of a step without drafts, or with some.
             token_budget: most tokens of a slice of a prompt.
         """
+        self.work = DraftWork(model.pool, model.block_bytes)
         self._model = model
         self._queues = queues
         self._step_s = step_s
@@ -50,11 +52,6 @@ class ModelSource:
         self._lag_s = 0.0  # moving average
         self._last: DraftSteps | None = None
         self._has_failed = False
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks of its pool that no stream has."""
-        return self._model.pool.num_free
 
     def drafter(self, request: Request) -> DraftedStream | None:
         """As Source.drafter."""
@@ -167,6 +164,8 @@ class ModelSource:
         if self._last is not None:
             for shape, seconds in self._last.times:
                 self._model.perf.observe(shape, seconds, self._queues.clock.now())
+                self.work.seconds += seconds
+                self.work.tokens += shape.num_tokens
             self._lag_s += _NEWEST * (self._last.lag_s - self._lag_s)
             self._has_failed = self._last.has_failed
             self._last = None

@@ -65,10 +65,12 @@ def text_of(status: ClusterStatus) -> str:
 
 
 def test_what_was_guessed_is_a_line() -> None:
-    guessing = replace(node("decode-1"), drafts=[DraftState("text", 8, 6)])
-    assert "decode-1 has guessed 8 tokens by text (75% right)" in text_of(
-        replace(STATUS, nodes=[guessing])
-    )
+    drafts = [DraftState("text", 8, 6), DraftState("model", 4, 1, 8 << 20, 2 << 20)]
+    guessing = replace(node("decode-1"), drafts=drafts)
+    assert (
+        "decode-1 has guessed 8 tokens by text (75% right), 4 tokens by model (25% right), with 8 "
+        "MiB of kv_memory for the model's own KV (25% in use)"
+    ) in text_of(replace(STATUS, nodes=[guessing]))
     assert "guessed" not in text_of(STATUS)
 
 

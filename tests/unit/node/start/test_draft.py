@@ -98,8 +98,13 @@ def test_an_eagle3_head_is_told_from_a_model_by_its_config(tmp_path: Path) -> No
     settings = config(head, served)
     both = plan_models(settings)
     assert isinstance(both.draft, HeadPlan)
-    assert both.num_blocks == plan_models(config("", served)).num_blocks
+    alone = kv_bytes(plan_models(config("", served)))
+    own = both.draft.num_blocks * both.draft.config.block_bytes
+    assert alone // KV_SHARE - both.draft.config.block_bytes < own <= alone // KV_SHARE
+    assert alone * 0.99 < kv_bytes(both) + own <= alone
     assert isinstance(load_draft(both, both.draft, settings, lambda: None), Eagle3Head)
+    with pytest.raises(ConfigError, match=f"speculation.model {head}: its KV .* raise kv_memory"):
+        plan_models(config(head, served, kv_memory="64KiB", max_model_len=64, block_size=16))
     with pytest.raises(ConfigError, match=f"speculation.model {head}: it is a head of another"):
         plan_models(config(head))
     with pytest.raises(ConfigError, match=f"speculation.model {head}: .* one rank"):

@@ -1,0 +1,86 @@
+"""What all heads have in common: their interface, and the KV that they keep of streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from torch import Tensor
+
+from pdserve.engine.kv.block_pool import BlockPool
+
+BLOCK_TOKENS: Final = 64
+
+
+class HeadKv:
+    """Blocks of one stream, and what a head keeps in them. Not touched while it drafts."""
+
+    def __init__(self, pool: BlockPool, most_tokens: int) -> None:
+        """`most_tokens`: that drafts attend to; of more, the oldest block is forgotten."""
+        self._pool = pool
+        self._most_blocks = pool.blocks_for(most_tokens)
+        self.block_table: list[int] = []
+        self.num_tokens = 0  # that it knows; drafts are written behind them
+
+    def has_room(self, number: int) -> bool:
+        """Have room for so many tokens more; else none is kept, and others may have the blocks."""
+        while self._pool.blocks_for(self.num_tokens + number) > self._most_blocks:
+            self.block_table.append(self.block_table.pop(0))
+            self.num_tokens -= self._pool.block_size
+        missing = self._pool.blocks_for(self.num_tokens + number) - len(self.block_table)
+        if missing > self._pool.num_free:
+            self.give_back()
+            return False
+        self.block_table += self._pool.allocate(max(0, missing))
+        return True
+
+    def give_back(self) -> None:
+        """Keep nothing of the stream."""
+        self._pool.release(self.block_table)
+        self.block_table = []
+        self.num_tokens = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Consecutive tokens of one stream, for a head to go on from."""
+
+    tokens: Sequence[int]  # their ids in the model's vocabulary
+    states: Tensor  # [len(tokens), hidden] of the token before each: `entered`, or from `step`
+    position: int  # of the first token, in the stream
+    slot: int  # where its KV goes: behind what the head keeps
+    block_table: Sequence[int]  # has room for theirs
+
+
+class Head(Protocol):
+    """A loaded head."""
+
+    @property
+    def name(self) -> str:
+        """Its kind and weights: heads of one name go on from the same rows."""
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """Layers of the model before which it wants rows."""
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens of a stream its drafts attend to."""
+
+    @property
+    def pool(self) -> BlockPool:
+        """The blocks of its KV, which no other node ever has."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of one of them."""
+
+    def entered(self, rows: Tensor) -> Tensor:
+        """Make [n, hidden] of rows of the model, [n, num_taps, hidden]."""
+
+    def step(self, parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
+        """Compute tokens of some streams, in the thread that computes steps.
+
+        Returns of each the id of the likeliest next token, and [1, hidden] to go on from.
+        """
