@@ -33,6 +33,7 @@ from decode_node.arrival import AnnouncedPulls, Arrival
 from decode_node.room import RoomQueue
 from pdserve.engine.engine import Engine
 from pdserve.engine.request import Request
+from pdserve.engine.steps.tapped import Tapped
 from pdserve.metrics import NodeMetrics
 from pdserve.node.legs import KeptScores, request_of
 from pdserve.node.prefixes.offers import Fetched, Prefix
@@ -172,7 +173,10 @@ class Intake:
         )
         try:
             handoff = await self._pulls.receive(first, subscription, session, arrival)
-            _check_adapter(handoff.record, request)
+            record = handoff.record
+            _check_adapter(record, request)
+            if record.head is not None:
+                request.tapped = Tapped.of(record.head, record.num_tokens - 1)
         except BaseException:
             self._room.leave(request)
             arrival.release()
@@ -185,7 +189,6 @@ class Intake:
         request.lifecycle.room_wait = room.waited
         request.lifecycle.copies = arrival.copies
         request.lifecycle.record = handoff.times
-        record = handoff.record
         request.output_token_ids += record.token_ids
         self._scores.add(request.request_id, num_emitted, record.logprobs)
         request.num_computed_tokens = record.num_tokens

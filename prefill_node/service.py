@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.node.legs import request_of, token_event
 from pdserve.node.roles import NodeParts, Sampled
-from pdserve.protocol import HandoffRecord, PrefillLeg
+from pdserve.protocol import HandoffRecord, HeadRow, PrefillLeg
 from pdserve.shared.errors import PdserveError, RequestCancelled, RequestEnded
 from prefill_node.handoffs import Handoffs
 from prefill_node.policies import make_prefill_policy
@@ -174,15 +174,17 @@ class PrefillNode:
         for answer, first in ((request, token), *_siblings(request, token)):
             if first and answer.finish_reason is None and answer.request_id in self.handoffs:
                 # The leg stays open until the handoff is settled.
-                self.handoffs.publish(request, self._record(answer, first))
+                tapped, position = request.tapped, request.num_computed_tokens - 1
+                row = None if tapped is None else tapped.at(position)
+                self.handoffs.publish(request, self._record(answer, first, row))
             else:
                 self.handoffs.end(answer.request_id, RequestEnded("that token was the last one"))
                 self._parts.legs.close(answer.request_id)
 
-    def _record(self, request: Request, token: SampledToken) -> HandoffRecord:
+    def _record(self, request: Request, token: SampledToken, head: HeadRow | None) -> HandoffRecord:
         num_known = self.handoffs.taker_knows(request.request_id)
         if num_known is not None:
-            return self._stream_record(request, num_known)
+            return self._stream_record(request, num_known, head)
         prefill_end_s = request.lifecycle.first_token_s
         assert prefill_end_s is not None, "token 1 has been sampled"
         return HandoffRecord(
@@ -194,9 +196,12 @@ class PrefillNode:
             prefill_end_s=prefill_end_s,
             made_s=self._parts.clock.now(),
             adapter=request.prompt.adapter,
+            head=head,
         )
 
-    def _stream_record(self, stream: Request, num_known: int) -> HandoffRecord:
+    def _stream_record(
+        self, stream: Request, num_known: int, head: HeadRow | None
+    ) -> HandoffRecord:
         """What its next node does not know of it; log-probabilities only if they are kept."""
         ended_s, output = stream.lifecycle.finished_s, stream.output_token_ids
         assert ended_s is not None, "it has ended here"
@@ -210,6 +215,7 @@ class PrefillNode:
             prefill_end_s=ended_s,
             made_s=self._parts.clock.now(),
             adapter=stream.prompt.adapter,
+            head=head,
         )
 
 

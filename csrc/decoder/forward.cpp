@@ -126,9 +126,9 @@ void Forward::copy_taps(const Inputs& inputs, int64_t layer) const {
     const int64_t hidden = model_.sizes.hidden;
     for (int64_t tap = 0; tap < inputs.num_taps; ++tap) {
         if (inputs.taps[tap] != layer) continue;
-        for (int64_t row = 0; row < num_rows_; ++row) {
+        for (int64_t row = 0; row < inputs.sampled.num_rows; ++row) {
             std::memcpy(inputs.taps_out + (row * inputs.num_taps + tap) * hidden,
-                buffers_.hidden + row * hidden, hidden * sizeof(float));
+                buffers_.hidden + inputs.sampled.rows[row] * hidden, hidden * sizeof(float));
         }
     }
 }

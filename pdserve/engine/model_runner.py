@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, islice
+from itertools import islice
 
 import torch
 from msgspec import structs
@@ -30,8 +30,9 @@ from pdserve.engine.prompt_results.results import (
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.scheduler import StepRuns
-from pdserve.engine.steps.batch import Batch, Taps
+from pdserve.engine.steps.batch import Batch
 from pdserve.engine.steps.batches import StepBatches
+from pdserve.engine.steps.taps import TapPlan, each_tapped, tap
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Prompt, SamplingParams
 from pdserve.shared.errors import NodeSick
@@ -70,8 +71,7 @@ class ModelRunner:
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
         self._is_asynchronous = model.most_ahead > 0 or model.device.type != "cpu"
         self._last_end_s = 0.0  # of the last step, if that is so
-        self.taps: Sequence[int] = ()  # layers before which rows of decodes are copied out
-        self._tapped: list[tuple[Request, int, Tensor]] = []
+        self.taps: TapPlan | None = None  # rows that steps copy out
 
     @property
     def model(self) -> Decoder:
@@ -121,9 +121,9 @@ class ModelRunner:
         """Compute the rows' tokens, write their KV, and sample for each row that reaches its end.
 
         Requests are only read, so a plan can be executed again: if a step raises for one request,
-        the others are unchanged and can be planned again. The exceptions are prompt scores and
-        pooled states, where requested: these are written into the requests, and are not added a
-        second time when the plan is repeated.
+        the others are unchanged and can be planned again. The exceptions are prompt scores, pooled
+        states and rows for heads, where wanted: these are written into the requests, and are not
+        added a second time when the plan is repeated.
 
         Args:
             rows: their requests have blocks for the tokens; no request occurs twice.
@@ -153,26 +153,19 @@ class ModelRunner:
         """The same for decodes without grammars, while `foreseen`."""
         return self._model.sampler.begin(Draws(requests, None, None, self._eos_token_ids))
 
-    def tap(self, rows: Sequence[Scheduled], batch: Batch) -> Batch:
-        """Have the rows of a step of decodes copied out, if somebody wants them."""
-        self._tapped = []
-        if not self.taps or len(batch.sampled_rows) != len(batch.token_ids):
-            return batch
-        hidden_size, ends = self._model.config.hidden_size, accumulate(r.num_tokens for r in rows)
-        out = torch.empty(len(batch.token_ids), len(self.taps), hidden_size)
-        self._tapped = [
-            (row.request, row.request.num_computed_tokens, out[end - row.num_tokens : end])
-            for row, end in zip(rows, ends, strict=True)
-        ]
-        return replace(batch, taps=Taps(torch.tensor(self.taps), out))
-
-    def take_tapped(self) -> list[tuple[Request, int, Tensor]]:
-        """Return the rows of the last step: of each request, from a position on, and forget them.
-
-        Each is [num_tokens, num_taps, hidden_size].
-        """
-        tapped, self._tapped = self._tapped, []
-        return tapped
+    def tap(self, rows: Sequence[Scheduled], batch: Batch) -> tuple[Batch, Tensor | None]:
+        """Have the step's sampled rows copied out, if a head wants them."""
+        if self.taps is None or not len(batch.sampled_rows):
+            return batch, None
+        hidden_size, is_decode = (
+            self._model.config.hidden_size,
+            len(batch.sampled_rows) == len(batch.token_ids),
+        )
+        if not is_decode and (
+            is_scored(rows) or wanted_states(rows, batch, hidden_size) is not None
+        ):
+            return batch, None  # computed in parts, or its states are for somebody else
+        return tap(self.taps, rows, batch, hidden_size)
 
     def all_logits(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
@@ -269,6 +262,7 @@ class ModelStep:
         self._progress = progress
         self._sampling = sampling
         self._launched_s = 0.0
+        self._tapped: Tensor | None = None
 
     def __call__(self) -> list[SampledToken | None]:
         """Compute it."""
@@ -294,7 +288,7 @@ class ModelStep:
             sampling = self._runner.begin_sampling(batch.sampled_requests)
         if sampling is not None and sampling.cargo is not None:
             batch = replace(batch, cargo=sampling.cargo)
-        batch = self._runner.tap(self._rows, batch)
+        batch, self._tapped = self._runner.tap(self._rows, batch)
         logits = self._runner.all_logits(self._rows, batch, self._progress)
         if logits is not None and sampling is not None:
             sampling.launch(logits)
@@ -310,6 +304,9 @@ class ModelStep:
             return [None] * len(rows)
         sampled = fan_in(self._sampling.tokens(), requests)
         self._runner.ended(self._launched_s)
+        if self._tapped is not None and self._runner.taps is not None:
+            for request, tapped in each_tapped(self._runner.taps, rows, self._tapped):
+                request.tapped = tapped
         if len(sampled) == len(rows):
             return [*sampled]
         tokens = iter(sampled)

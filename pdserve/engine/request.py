@@ -27,6 +27,7 @@ from pdserve.rules.batch import SAFETY
 
 if TYPE_CHECKING:
     from pdserve.engine.drafts.guesses import Guesses
+    from pdserve.engine.steps.tapped import Tapped
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +70,7 @@ class Request:
     is_cancelled: bool = False
     siblings: list[Request] = field(default_factory=list)  # token 1 is sampled for them as well
     guesses: Guesses | None = None  # of what it will say; made when it first decodes here
+    tapped: Tapped | None = None  # rows of its last step, for a head to go on from
     prompt_token_ids: list[int] = field(init=False)  # the prompt's: read for each row of a step
     prompt_work: PromptWork | None = field(init=False)  # if it wants more of its prompt than KV
     follows_tokens: bool = field(init=False)  # as of its sampling

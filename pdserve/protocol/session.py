@@ -123,6 +123,16 @@ class Announcement(Message, frozen=True):
     subscription_id: str = ""  # filled in by the session, here and below
 
 
+class HeadRow(Message, frozen=True):
+    """What a head goes on from to draft a stream's next tokens: rows of the model, of one token.
+
+    Of use to a node with the same head. Others ignore it, and nodes without one send none.
+    """
+
+    head: str  # its kind, the version of what is in `row`, and its weights
+    row: bytes  # float32, little-endian
+
+
 class HandoffRecord(Message, frozen=True):
     """Everything that decode needs besides the announced KV. Sent when the request ends there.
 
@@ -140,6 +150,7 @@ class HandoffRecord(Message, frozen=True):
     made_s: float = 0.0  # when the record was made, on the same clock
     written_s: float = 0.0  # when it was written to the session; 0: not yet
     adapter: str = ""  # that has computed the KV: the puller's leg has the same
+    head: HeadRow | None = None  # of the last token with KV
 
 
 class HandoffEnded(Message, frozen=True):

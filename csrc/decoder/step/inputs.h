@@ -18,10 +18,10 @@ struct Inputs {
     float* logits;  // [sampled.num_rows, vocab]; a rank writes its share of the columns
     attention::RowChoice states{nullptr, 0};  // rows whose final states are wanted besides
     float* states_out;                        // [states.num_rows, hidden], normalised
-    const int64_t* taps;  // [num_taps] layers before which the rows are copied out
+    const int64_t* taps;  // [num_taps] layers before which sampled rows are copied out
     int64_t num_taps;
     const Adapter* const* adapters;  // of each request, or null; null: none has one
-    float* taps_out;  // [step.num_tokens, num_taps, hidden]
+    float* taps_out;  // [sampled.num_rows, num_taps, hidden]
 };
 
 }  // namespace pdserve::decoder

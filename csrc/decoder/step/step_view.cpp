@@ -93,8 +93,8 @@ void StepView::check_taps(const Model& model) const {
     taps_->expect_shape({-1}, "[num_taps]");
     taps_->expect_contiguous();
     taps_out_->expect_type({ElementType::kFloat32});
-    taps_out_->expect_shape({token_ids_.size(0), taps_->size(0), model.sizes.hidden},
-        "[num_tokens, num_taps, hidden_size]");
+    taps_out_->expect_shape({sampled_rows_.size(0), taps_->size(0), model.sizes.hidden},
+        "[num_sampled, num_taps, hidden_size]");
     taps_out_->expect_contiguous();
 }
 

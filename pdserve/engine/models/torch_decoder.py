@@ -135,7 +135,7 @@ class TorchDecoder:
         for index, plain in enumerate(self._weights.layers):
             layer = adapted.layer(index, plain)
             if taps is not None:
-                taps.out[:, taps.layers == index] = hidden[:, None].to(taps.out)
+                taps.out[:, taps.layers == index] = hidden[batch.sampled_rows, None].to(taps.out)
             taken = self._norm(hidden, layer.norms.get("attention_norm"))
             own_angles = angles[self._ropes.of_layers[index]]
             if latent is None:

@@ -28,10 +28,10 @@ class WantedStates:
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """Rows of the residual stream that the caller needs, before some layers. On the host."""
+    """The sampled rows of the residual stream before some layers. On the host."""
 
     layers: Tensor  # [num_taps] int64
-    out: Tensor  # [num_tokens, num_taps, hidden_size] float32, written by the decoder
+    out: Tensor  # [num_sampled, num_taps, hidden_size] float32, written by the decoder
 
 
 @dataclass(slots=True, eq=False)

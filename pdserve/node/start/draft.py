@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from msgspec import structs
@@ -19,7 +18,7 @@ from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.sizes import packed_bytes
 from pdserve.kv.need import blocks_for
 from pdserve.measured.perf_model import GUESS, PerfModel
-from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.same_vocabulary import check_same_vocabulary
 from pdserve.node.profiling.costs import step_costs
 from pdserve.node.start.model import NodeModel, load_runner, packed_cache, plan_model
@@ -72,7 +71,7 @@ def plan_draft(
     try:
         checkpoint = resolve_checkpoint(named, None)
         if (values := checkpoint.config()).get("speculators_model_type"):
-            return _plan_head(checkpoint.path, parse_eagle3(values, named), model, kv_bytes)
+            return _plan_head(checkpoint, parse_eagle3(values, named), model, kv_bytes)
         check_same_vocabulary(model.checkpoint.path, checkpoint.path)
         longest = min(model.max_model_len, load_model_config(checkpoint).max_model_len)
         log.info("draft model: %s", named)
@@ -91,9 +90,12 @@ def plan_draft(
         raise ConfigError(f"speculation.model {named}: {error}") from error
 
 
-def _plan_head(folder: Path, head: Eagle3Config, model: NodeModel, kv_bytes: int) -> HeadPlan:
+def _plan_head(
+    checkpoint: Checkpoint, head: Eagle3Config, model: NodeModel, kv_bytes: int
+) -> HeadPlan:
     most = model.worst_step.num_requests * blocks_for(Eagle3Head.most_tokens, BLOCK_TOKENS)
-    plan = HeadPlan(folder, head, min(most, kv_bytes // head.block_bytes))
+    num_blocks = min(most, kv_bytes // head.block_bytes)
+    plan = HeadPlan(checkpoint.path, head, num_blocks, f"eagle3-1:{checkpoint.revision}")
     plan.check_model(model.config)
     if not model.share.is_alone:
         raise ModelError("an EAGLE-3 head takes rows of layers that one rank has all of")

@@ -7,6 +7,7 @@ import gc
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from msgspec.structs import astuple
 
@@ -29,6 +30,7 @@ from pdserve.protocol import (
     DecodeLeg,
     HandoffEnded,
     HandoffRecord,
+    HeadRow,
     PrefixSource,
     Prompt,
     PromptLogprobs,
@@ -179,6 +181,7 @@ class Bench:
         prefill_end_s: float = 0.0,
         made_s: float = 0.0,
         written_s: float = 0.0,
+        head: HeadRow | None = None,
     ) -> None:
         self.exporter.say(
             HandoffRecord(
@@ -190,6 +193,7 @@ class Bench:
                 prefill_end_s=prefill_end_s,
                 made_s=made_s,
                 written_s=written_s,
+                head=head,
             )
         )
 
@@ -219,10 +223,13 @@ async def test_chunks_are_pulled_as_they_come_and_the_request_adopted(bench: Ben
     await turn()
     assert bench.puller.parts == [(0, 8, 0, 4)]
     bench.announce(8, 10)
-    bench.record()
+    row = HeadRow("h", np.float32([1.5, 2]).tobytes())
+    bench.record(head=row)
     bench.puller.gate.set()
     await asyncio.wait_for(taking, 1)
     (request,) = bench.engine.queues.running
+    assert request.tapped is not None
+    assert (request.tapped.at(8), request.tapped.at(9)) == (None, row)
     assert bench.puller.parts == [(0, 8, 0, 4), (8, 10, 0, 4)]
     assert all(table == request.block_table for _, table, _ in bench.puller.pulled)
     assert request.output_token_ids == [42]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
@@ -23,7 +24,9 @@ from pdserve.engine.drafts.heads.head import BLOCK_TOKENS, HeadKv, HeadRows
 from pdserve.engine.drafts.heads.source import HeadSource
 from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.batch import Taps
-from pdserve.shared.errors import ModelError
+from pdserve.engine.steps.tapped import Tapped
+from pdserve.protocol import HeadRow
+from pdserve.shared.errors import MalformedMessage, ModelError
 from tests.heads import make_eagle3
 from tests.plain_batch import build_batch
 from tests.requests import make_request
@@ -98,7 +101,7 @@ def test_it_computes_what_transformers_does(tmp_path: Path, options: dict[str, A
     head, rows = load(path), torch.randn(9, 3, 64)
     tokens = torch.randint(320, (9,)).tolist()
     expected = reference(path, tokens, rows)
-    states, table = head.entered(rows), head.pool.allocate(1)
+    states, table = head.entered(rows.flatten(1)), head.pool.allocate(1)
 
     def said(*places: int) -> int:
         first = places[0]
@@ -117,19 +120,20 @@ def test_decoders_copy_out_what_transformers_has_before_a_layer(
     node, tokens = Node.load(path, kind), make_prompt(23)
     request = make_request(tokens, block_table=[5, 3])
     batch = build_batch([Scheduled(request, len(tokens))], 16, torch.device("cpu"))
-    taps = Taps(torch.tensor([0, 2, 2]), torch.full((len(tokens), 3, 64), torch.nan))
+    batch = replace(batch, sampled_rows=torch.tensor([4, 22]))
+    taps = Taps(torch.tensor([0, 2, 2]), torch.full((2, 3, 64), torch.nan))
     node.model.logits(replace(batch, taps=taps), node.kv_cache.pool)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     expected = torch.stack([states[0][0], states[2][0], states[2][0]], dim=1)
-    torch.testing.assert_close(taps.out, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(taps.out, expected[[4, 22]], atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
 def test_of_long_streams_it_forgets_the_oldest_block(tmp_path: Path) -> None:
     head = load(make_eagle3(tmp_path / "head"))
     kv, rows = HeadKv(head.pool, 3 * BLOCK_TOKENS), torch.randn(5 * BLOCK_TOKENS, 3, 64)
-    tokens, states = torch.randint(320, (len(rows),)).tolist(), head.entered(rows)
+    tokens, states = torch.randint(320, (len(rows),)).tolist(), head.entered(rows.flatten(1))
 
     def said(begin: int, end: int) -> tuple[int, Tensor]:
         assert kv.has_room(end - begin)
@@ -153,7 +157,7 @@ def test_wrong_taps_are_refused(checkpoint_of: Callable[..., Path]) -> None:
     node = Node.load(checkpoint_of("llama"))
     request = make_request(make_prompt(3), block_table=[5])
     batch = build_batch([Scheduled(request, 3)], 16, torch.device("cpu"))
-    for out in (torch.empty(3, 2, 64), torch.empty(2, 1, 64), torch.empty(3, 1, 64).double()):
+    for out in (torch.empty(1, 2, 64), torch.empty(3, 1, 64), torch.empty(1, 1, 64).double()):
         wrong = replace(batch, taps=Taps(torch.tensor([1]), out))
         with pytest.raises((ValueError, TypeError), match="taps_out"):
             node.model.logits(wrong, node.kv_cache.pool)
@@ -185,6 +189,42 @@ def test_it_changes_nothing(
     assert (counts.accepted > 0.3 * counts.drafted) == is_right
 
 
+@pytest.mark.parametrize("is_same", [True, False], ids=["its head", "another head"])
+def test_its_drafts_begin_with_the_row_of_the_handoff(
+    checkpoint_of: Callable[..., Path], tmp_path: Path, is_same: bool
+) -> None:
+    node, (asked,) = Node.load(checkpoint_of("llama")), requests()[:1]
+    expected = answers(node, [asked])
+    head = load(make_eagle3(tmp_path / "head"))
+    know(head, tokens_of(expected))
+    prefill, decode = Streams(node, []), Streams(node, [])
+    HeadSource(head, prefill.runner, prefill.core.queues, lambda _: 1.0)
+    source = HeadSource(head, decode.runner, decode.core.queues, lambda _: 1.0, lambda: 0.0)
+    decode.speculation.add(source)
+    (request,) = requests()[:1]
+    prefill.add(request)
+    assert request.tapped is not None
+    sent = request.tapped.at(request.num_prompt_tokens - 1)
+    assert sent is not None
+    assert request.tapped.at(request.num_prompt_tokens) is None
+    sent = sent if is_same else structs.replace(sent, head="another one")
+    request.tapped = Tapped.of(sent, request.num_prompt_tokens - 1)
+    decode.core.adopt(request)
+    drafts = source.plan()
+    assert (drafts is not None) == is_same
+    if drafts is not None:
+        drafts()
+        (row,) = decode.core.begin_step()
+        assert row.num_tokens > 1
+        said = tokens_of(expected)[request.request_id]
+        assert request.draft[0] == said[1]
+
+
+def test_a_row_of_odd_size_is_refused() -> None:
+    with pytest.raises(MalformedMessage, match="7 bytes are no row of float32"):
+        Tapped.of(HeadRow("head", b"7 bytes"), 3)
+
+
 def test_a_head_that_fails_costs_drafts_and_nothing_else(
     checkpoint_of: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -197,7 +237,7 @@ def test_a_head_that_fails_costs_drafts_and_nothing_else(
     know(head, {})  # breaks with the first token that it is asked about
     run(streams, requests()[:2])
     assert streams.answers() == answers(node, requests()[:2])
-    assert streams.runner.taps == ()
+    assert streams.runner.taps is None
     assert streams.speculation.counts["model"].drafted == 0
 
 

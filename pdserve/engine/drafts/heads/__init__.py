@@ -1,8 +1,8 @@
-"""Drafts from a head: one layer that goes on from what the model itself has computed.
+"""Drafts from a head: a layer or so that goes on from what the model itself has computed.
 
-    a step of decodes, which copies out the residual stream before three layers (`steps.batch.Taps`)
-    ─► source.py: whose drafts, how many ─► eagle3.py: one token after the other ─► the next plan
+    a step, which copies rows out (`steps/taps.py`) ─► source.py: whose drafts, how many
+    ─► a head: one token after the other ─► the next plan
 
-A stream has its first drafts behind its second token here: so nothing of the prompt is needed, and
-nothing goes into the handoff. What a head keeps of a stream is never moved.
+A stream has its first drafts behind token 1. Where that was sampled elsewhere, its row has come
+with the handoff. What a head keeps of a stream, `head.HeadKv`, is never moved.
 """

@@ -124,6 +124,7 @@ class HeadPlan:
     folder: Path
     config: Eagle3Config
     num_blocks: int = 0  # of its KV
+    name: str = ""  # as Head's
 
     def check_model(self, model: ModelConfig) -> None:
         """Raise ModelError: it is a head of another model."""
@@ -169,6 +170,7 @@ class Eagle3Head:
         self.config = config
         self.name = name
         self.taps = config.taps
+        self.width = len(config.taps) * config.layer.hidden_size
         self.pool = BlockPool(num_blocks, BLOCK_TOKENS, prefix_cache=False)
         self.block_bytes = config.block_bytes
         self._kv = torch.zeros(num_blocks, *config.block_shape)  # takes no memory until it is used
@@ -196,15 +198,14 @@ class Eagle3Head:
                 weights |= load_file(file)
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"{file} cannot be read: {error}") from error
-        return cls(plan.config, weights, plan.num_blocks)
+        return cls(plan.config, weights, plan.num_blocks, plan.name)
 
     @torch.inference_mode()
     def entered(self, rows: Tensor) -> Tensor:
         """As Head.entered: fuse rows of several layers."""
-        flat = rows.flatten(1)
         if self.config.norm_before_fc:
-            flat = self._normed(flat, "input_norm.weight")
-        return functional.linear(flat, self._weights["fc.weight"])
+            rows = self._normed(rows, "input_norm.weight")
+        return functional.linear(rows, self._weights["fc.weight"])
 
     @torch.inference_mode()
     def step(self, parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:

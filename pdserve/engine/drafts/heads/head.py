@@ -61,8 +61,12 @@ class Head(Protocol):
         """Its kind and weights: heads of one name go on from the same rows."""
 
     @property
-    def taps(self) -> Sequence[int]:
-        """Layers of the model before which it wants rows."""
+    def taps(self) -> tuple[int, ...]:
+        """Layers of the model before which it wants rows; (): those behind the last norm."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row."""
 
     @property
     def most_tokens(self) -> int:
@@ -77,7 +81,7 @@ class Head(Protocol):
         """Memory of one of them."""
 
     def entered(self, rows: Tensor) -> Tensor:
-        """Make [n, hidden] of rows of the model, [n, num_taps, hidden]."""
+        """Make [n, hidden] of rows of the model, [n, width]."""
 
     def step(self, parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
         """Compute tokens of some streams, in the thread that computes steps.

@@ -16,6 +16,8 @@ from pdserve.engine.drafts.work import DraftWork
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
+from pdserve.engine.steps.tapped import Tapped
+from pdserve.engine.steps.taps import TapPlan
 from pdserve.measured.perf_model import StepShape
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ class HeadSource:
         self._last: HeadDrafts | None = None
         self._num_refused = 0
         self._has_failed = False
-        runner.taps = head.taps
+        runner.taps = TapPlan(head.name, head.taps)
 
     def drafter(self, request: Request) -> HeadStream | None:
         """As Source.drafter."""
@@ -104,8 +106,11 @@ class HeadSource:
 
     def plan(self) -> HeadDrafts | None:
         """Return what to compute before the next step is planned; None: nothing is worth it."""
-        self._learn()
         decoding = self._queues.decoding
+        for request in decoding:  # its drafts begin behind token 1, wherever that was sampled
+            if request.tapped is not None and request.guesses is None:
+                self.drafter(request)
+        self._learn()
         if self._queues.waiting or len(decoding) < len(self._queues.running):
             return None
         wanted = [
@@ -142,10 +147,15 @@ class HeadSource:
         return best_depth(shape, likely, self._step_s, token_s.__mul__, limit_s).num_drafts
 
     def _learn(self) -> None:
-        """Take in the rows of the last step, and what the last drafts took."""
-        for request, first, rows in self._runner.take_tapped():
-            if (stream := self._streams.get(request)) is not None:
-                stream.take(first, rows)
+        """Take in what the last drafts took, and the rows of the last step."""
+        for request, stream in [*self._streams.items()]:
+            tapped, request.tapped = request.tapped, None
+            if request.is_done:
+                self.ended(request)
+            elif tapped is not None and self._is_ours(tapped):
+                stream.take(tapped)
+            elif tapped is not None:
+                stream.forget()
         if (last := self._last) is not None:
             self._last = None
             self.work.seconds += last.seconds
@@ -157,10 +167,14 @@ class HeadSource:
                 self._ended += self._streams.values()
                 self._streams.clear()
                 self._has_failed = True
-                self._runner.taps = ()
+                self._runner.taps = None
         for stream in self._ended:
             stream.forget()
         self._ended = []
+
+    def _is_ours(self, tapped: Tapped) -> bool:
+        """Whether the rows are for this head: another node may have sent them for another one."""
+        return (tapped.head, tapped.rows.shape[1]) == (self._head.name, self._head.width)
 
     def _refused(self, streams: Sequence[HeadStream]) -> None:
         for stream in streams:

@@ -12,6 +12,7 @@ from pdserve.engine.drafts.guesses import Shares
 from pdserve.engine.drafts.heads.head import Head, HeadKv, HeadRows
 from pdserve.engine.drafts.model.stream import SURENESS
 from pdserve.engine.request import Request
+from pdserve.engine.steps.tapped import Tapped
 
 _MOST_WAITING: Final = 32  # tokens, that a head computes later, with its next drafts
 
@@ -47,13 +48,10 @@ class HeadStream:
         """Note that no drafts were worth their time."""
         self._shares.forget(SURENESS)
 
-    def take(self, first: int, rows: Tensor) -> None:
-        """Take in the rows of the last step, [n, num_taps, hidden], from the `first` position on.
-
-        Those behind drafts that were wrong are left out.
-        """
+    def take(self, tapped: Tapped) -> None:
+        """Take in the rows of the last step, but for those behind drafts that were wrong."""
         self._learn()
-        request = self.request
+        request, first, rows = self.request, tapped.first, torch.from_numpy(tapped.rows)
         count = min(len(rows), request.num_computed_tokens - first)
         if count <= 0 or first + count != request.num_tokens - 1:
             self.forget()
