@@ -23,7 +23,7 @@ from math import inf
 from msgspec.structs import replace
 
 from pdserve.engine.foresight import are_foreseeable, foreseen
-from pdserve.engine.request import Request, SampledToken, Scheduled, end_after, finish
+from pdserve.engine.request import Request, SampledToken, Scheduled, by_adapter, end_after, finish
 from pdserve.engine.scheduler import Policy, Queues, StepRuns
 from pdserve.protocol import FinishReason
 
@@ -144,7 +144,7 @@ class EngineCore:
         rows = self.policy.plan(self.queues)
         if held := self.hold(rows):
             rows = [row for row in rows if row.request not in held]
-        rows = self.speculate(rows)
+        rows = by_adapter(self.speculate(rows))
         self._in_step = {row.request for row in rows}
         return rows
 

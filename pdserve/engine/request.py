@@ -258,6 +258,13 @@ def one_token_each(requests: Sequence[Request]) -> list[Scheduled]:
     return list(map(_MAKE_ROW, zip(requests, repeat(1))))
 
 
+def by_adapter(rows: list[Scheduled]) -> list[Scheduled]:
+    """Bring the rows of each adapter together, so that a step reads it once for all of them."""
+    if not any(row.request.prompt.adapter for row in rows):
+        return rows
+    return sorted(rows, key=lambda row: row.request.prompt.adapter)
+
+
 class SampledToken(msgspec.Struct, frozen=True):
     """What a step sampled for one request. A struct because each row of each step makes one."""
 

@@ -18,33 +18,48 @@ struct SumPart {
     int num_lanes;
 };
 
-// For kRows rows of one adapter, and one panel.
-template <class Reader, int kRows>
-PDSERVE_INLINE void expand_rows(const Expansion& expansion, int64_t panel,
+// Panels computed together, as their sums are chains of additions that wait for each other.
+constexpr int kExpandedPanels = kLanes == 16 ? 2 : 1;
+
+// For kRows rows of one adapter, and kPanels panels that follow each other and all get something.
+// What the next part will read of B is fetched meanwhile.
+template <class Reader, int kRows, int kPanels>
+PDSERVE_INLINE void expand_rows(const Expansion& expansion, int64_t panel, int panels_ahead,
     const float* const* inner, float* sums, int64_t sum_stride) {
-    FloatLanes totals[kRows][kPanelVectors];
+    constexpr int kVectors = kPanels * kPanelVectors;
+    FloatLanes totals[kRows][kVectors];
     const float* bias =
         expansion.bias == nullptr ? nullptr : expansion.bias + panel * kPanelOutputs;
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
         const FloatLanes start = bias == nullptr ? splat(0.0f) : load(bias + v * kLanes);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) totals[r][v] = start;
     }
     const int64_t num_units = expansion.width / Reader::kSteps;
-    const auto* unit = static_cast<const uint8_t*>(expansion.weights) + panel * num_units * kUnitBytes;
-    const int64_t first = expansion.first_ranks[panel];
+    const int64_t panel_bytes = num_units * kUnitBytes;
+    const auto* unit = static_cast<const uint8_t*>(expansion.weights) + panel * panel_bytes;
     for (int64_t u = 0; u < num_units; ++u, unit += kUnitBytes) {
 #pragma GCC unroll 2
+        for (int p = 0; p < kPanels; ++p) {
+            prefetch(unit + (p + panels_ahead) * panel_bytes, kUnitBytes);
+        }
+#pragma GCC unroll 2
         for (int step = 0; step < Reader::kSteps; ++step) {
-            FloatLanes weights[kPanelVectors];
-            Reader::read(unit, step, weights);
+#pragma GCC unroll 2
+            for (int p = 0; p < kPanels; ++p) {
+                FloatLanes weights[kPanelVectors];
+                Reader::read(unit + p * panel_bytes, step, weights);
+                const int64_t rank =
+                    expansion.first_ranks[panel + p] + u * Reader::kSteps + step;
 #pragma GCC unroll 4
-            for (int r = 0; r < kRows; ++r) {
-                const FloatLanes x = splat(inner[r][first + u * Reader::kSteps + step]);
+                for (int r = 0; r < kRows; ++r) {
+                    const FloatLanes x = splat(inner[r][rank]);
 #pragma GCC unroll 4
-                for (int v = 0; v < kPanelVectors; ++v) {
-                    totals[r][v] = multiply_add(totals[r][v], weights[v], x);
+                    for (int v = 0; v < kPanelVectors; ++v) {
+                        FloatLanes& total = totals[r][p * kPanelVectors + v];
+                        total = multiply_add(total, weights[v], x);
+                    }
                 }
             }
         }
@@ -52,32 +67,50 @@ PDSERVE_INLINE void expand_rows(const Expansion& expansion, int64_t panel,
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kPanelVectors; ++v) {
+        for (int v = 0; v < kVectors; ++v) {
             float* y = sums + r * sum_stride + v * kLanes;
             store(y, load(y) + totals[r][v]);
         }
     }
 }
 
+template <class Reader, int kPanels>
+void expand_panels(const Expansion& expansion, const float* const* inner, const SumPart& part,
+    int lane, int64_t first, int64_t end) {
+    const int64_t panel = (part.first_lane + lane) / kPanelOutputs;
+    const int ahead = part.num_lanes / kPanelOutputs;
+    float* const sums = part.sums + lane;
+    const int64_t stride = part.sum_stride;
+    int64_t r = first;
+    for (; r + 4 <= end; r += 4) {
+        expand_rows<Reader, 4, kPanels>(
+            expansion, panel, ahead, inner + r, sums + r * stride, stride);
+    }
+    for (; r + 2 <= end; r += 2) {
+        expand_rows<Reader, 2, kPanels>(
+            expansion, panel, ahead, inner + r, sums + r * stride, stride);
+    }
+    if (r < end) {
+        expand_rows<Reader, 1, kPanels>(
+            expansion, panel, ahead, inner + r, sums + r * stride, stride);
+    }
+}
+
 template <class Reader>
 void expand_run(const Expansion& expansion, const float* const* inner, const SumPart& part,
     int64_t first, int64_t end) {
-    for (int i = 0; i < part.num_lanes; i += kPanelOutputs) {
-        const int64_t panel = (part.first_lane + i) / kPanelOutputs;
-        if (expansion.first_ranks[panel] < 0) continue;
-        float* sums = part.sums + i;
-        int64_t r = first;
-        for (; r + 4 <= end; r += 4) {
-            expand_rows<Reader, 4>(
-                expansion, panel, inner + r, sums + r * part.sum_stride, part.sum_stride);
-        }
-        for (; r + 2 <= end; r += 2) {
-            expand_rows<Reader, 2>(
-                expansion, panel, inner + r, sums + r * part.sum_stride, part.sum_stride);
-        }
-        if (r < end) {
-            expand_rows<Reader, 1>(
-                expansion, panel, inner + r, sums + r * part.sum_stride, part.sum_stride);
+    const int num_panels = part.num_lanes / kPanelOutputs;
+    const int32_t* of = expansion.first_ranks + part.first_lane / kPanelOutputs;
+    for (int p = 0; p < num_panels;) {
+        const int lane = p * kPanelOutputs;
+        if (of[p] < 0) {
+            ++p;
+        } else if (kExpandedPanels == 2 && p + 1 < num_panels && of[p + 1] >= 0) {
+            expand_panels<Reader, kExpandedPanels>(expansion, inner, part, lane, first, end);
+            p += 2;
+        } else {
+            expand_panels<Reader, 1>(expansion, inner, part, lane, first, end);
+            ++p;
         }
     }
 }

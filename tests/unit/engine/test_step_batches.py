@@ -169,3 +169,15 @@ def test_memory_is_kept() -> None:
         addresses.add(steps.batch.token_ids.data_ptr())
     assert len(addresses) == 2, "one is read while the other is written"
     assert steps.batches.num_growths == num_growths
+
+
+def test_rows_of_an_adapter_follow_each_other() -> None:
+    steps = Steps(200, budget=64)
+    for n in range(8):
+        steps.core.submit(make_request(3, adapter=("", "b", "a")[n % 3], max_tokens=20))
+    steps.run(8)
+    rows = steps.begin()
+    names = [row.request.prompt.adapter for row in rows]
+    assert names == ["", "", "", "a", "a", "b", "b", "b"]
+    assert steps.batches.num_foreseen > 4
+    steps.end(rows)
