@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from pdserve.settings.cascades import RegisteredCascade, check_cascades
 from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig, WeightsConfig
 from pdserve.settings.struct import ConfigStruct
 from pdserve.shared.errors import ConfigError
@@ -74,6 +75,7 @@ class ModelsFile(ConfigStruct, frozen=True):
 
     models: Annotated[dict[str, RegisteredModel], Meta(min_length=1)]
     shared: NumNodes = NumNodes()  # nodes that are any model's, by demand
+    cascades: dict[str, RegisteredCascade] = msgspec.field(default_factory=dict)
 
     def find(self, name: str) -> tuple[str, RegisteredModel]:
         """Return the model of this name or alias, with its own name. Raises ConfigError."""
@@ -157,33 +159,42 @@ def other_models(config: NodeConfig, name: str) -> list[str]:
 
 def _check(file: ModelsFile) -> None:
     """Raise ConfigError: a name is none, or means two models; or an engine cannot be so."""
-    meant: dict[str, str] = {}
+    meant: dict[str, str] = {}  # name |-> whose it is
     for name, model in file.models.items():
-        for called in (name, *model.aliases):
-            if not _NAME.fullmatch(called):
-                raise ConfigError(
-                    f"models.{name}: {called!r} is no name: up to 128 characters, without spaces"
-                )
-            if called in meant:
-                other = meant[called]
-                what = "twice" if other == name else f"of models.{other}, too"
-                raise ConfigError(f"models.{name}: {called!r} is a name {what}: each means one")
-            meant[called] = name
+        _check_names(meant, f"models.{name}", (name, *model.aliases))
         try:
             model.engine(EngineConfig())
         except ConfigError as error:
             raise ConfigError(f"models.{name}: {error}") from error
+    models = set(meant)
+    for name, cascade in file.cascades.items():
+        _check_names(meant, f"cascades.{name}", (name, *cascade.aliases))
+    check_cascades(file.cascades, models, meant.keys() - models)
+
+
+def _check_names(meant: dict[str, str], owner: str, names: Iterable[str]) -> None:
+    """Note whose these names are. Raises ConfigError."""
+    for called in names:
+        if not _NAME.fullmatch(called):
+            raise ConfigError(
+                f"{owner}: {called!r} is no name: up to 128 characters, without spaces"
+            )
+        if called in meant:
+            what = "twice" if meant[called] == owner else f"of {meant[called]}, too"
+            raise ConfigError(f"{owner}: {called!r} is a name {what}: each means one")
+        meant[called] = owner
 
 
 def _where(error: Exception, values: dict[str, Any]) -> str:
     """Say what is wrong; msgspec says `[...]` for the key of a mapping."""
     text = str(error)
-    if "$.models[...]" in text:
-        for name, entry in values["models"].items():
-            try:
-                msgspec.convert(entry, RegisteredModel)
-            except msgspec.ValidationError as inner:
-                return f"models.{name}: {inner}"
+    for table, kind in (("models", RegisteredModel), ("cascades", RegisteredCascade)):
+        if f"$.{table}[...]" in text:
+            for name, entry in values[table].items():
+                try:
+                    msgspec.convert(entry, kind)
+                except msgspec.ValidationError as inner:
+                    return f"{table}.{name}: {inner}"
     return text
 
 

@@ -117,3 +117,51 @@ def test_what_the_file_says_is_not_said_by_flags() -> None:
     for flags in ({"prefill": 2}, {"decode": 2}, {"autoscale": "1:2"}, {"on": "ray"}):
         with pytest.raises(ValueError, match="not beside models"):
             ClusterConfig(models="file", **flags)  # type: ignore[arg-type]
+
+
+CASCADE = """
+[cascades.auto]
+aliases = ["best"]
+tiers = [{ model = "gpt-4o-mini", escalate = { mean_logprob = -0.7 } }, { model = "org/big" }]
+"""
+
+
+def test_a_cascade_names_models_of_the_file(tmp_path: Path) -> None:
+    cascade = read_models(written(tmp_path, TWO + CASCADE)).cascades["auto"]
+    assert [tier.name for tier in cascade.tiers] == ["gpt-4o-mini", "org/big"]
+    assert cascade.needs_whole_answer
+
+
+@pytest.mark.parametrize(
+    ("cascade", "said"),
+    [
+        ("", "cascades.c: Object missing required field `tiers`"),
+        ("tiers = []", "cascades.c: Expected `array` of length >= 2"),
+        ("tiers = [{ model = 'small', escalate = { tool = true } }, { model = 'smal' }]",
+         "cascades.c: tier 2: there is no model 'smal'; did you mean `small`?"),
+        ("tiers = [{ model = 'auto', escalate = { tool = true } }, { model = 'small' }]",
+         "cascades.c: tier 1: 'auto' is a cascade itself"),
+        ("tiers = [{ model = 'c', escalate = { tool = true } }, { model = 'small' }]",
+         "cascades.c: tier 1: 'c' is a cascade itself"),
+        ("tiers = [{ model = 'small' }, { model = 'org/big' }]",
+         "cascades.c: tier 1: 'escalate' has to say when"),
+        ("tiers = [{ model = 'small', escalate = { first_tokens = 3 } }, { model = 'org/big' }]",
+         "cascades.c: tier 1: 'escalate' has to say when"),
+        ("tiers = [{ escalate = { tool = true } }, { model = 'small' }]",
+         "cascades.c: tier 1: give 'model' or 'adapter'"),
+        ("tiers = [{ model = 'small', escalate = { tool = true } }, { model = 'small' }]",
+         "cascades.c: tier 2: 'small' is a tier before already"),
+        ("aliases = ['best']\ntiers = [{ model = 'small', escalate = { tool = true } }, "
+         "{ model = 'org/big' }]", "cascades.c: 'best' is a name of cascades.auto, too"),
+        ("aliases = ['small']\ntiers = [{ model = 'small', escalate = { tool = true } }, "
+         "{ model = 'org/big' }]", "cascades.c: 'small' is a name of models.small, too"),
+        ("tiers = [{ model = 'small', escalate = { mean = 1.0 } }, { model = 'org/big' }]",
+         "unknown field `mean`"),
+    ],
+)  # fmt: skip
+def test_a_wrong_cascade_gets_one_line(tmp_path: Path, cascade: str, said: str) -> None:
+    file = written(tmp_path, TWO + CASCADE + f"[cascades.c]\n{cascade}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_models(file)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from pdserve.settings.cascades import RegisteredCascade
 from pdserve.settings.models import RegisteredModel, parse_models, read_models
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.process.exit_codes import OK
@@ -35,8 +36,18 @@ def run(file: str, action: str, words: Sequence[str]) -> int:
         new = change(text, path, words)
         parse_models(new, path)
         _write(path, new)
-    print("\n".join(table(read_models(file).models)))
+    found = read_models(file)
+    print("\n".join([*table(found.models), *cascades(found.cascades)]))
     return OK
+
+
+def cascades(registered: dict[str, RegisteredCascade]) -> list[str]:
+    """One line for each cascade, after an empty one."""
+    lines = [
+        f"cascade {name}: {' -> '.join(tier.name for tier in one.tiers)}"
+        for name, one in registered.items()
+    ]
+    return ["", *lines] if lines else []
 
 
 def table(models: dict[str, RegisteredModel]) -> list[str]:
