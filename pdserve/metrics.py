@@ -189,6 +189,13 @@ class CoordinatorMetrics(_Registry):
             "slo_class",
             "reason",
         )
+        self.cascade_tiers = self._counter(
+            "cascade_tiers",
+            "Tiers of cascades that were asked, by what came of it: answered, or why the next was",
+            "cascade",
+            "model",
+            "outcome",
+        )
         self.interruptions = self._counter(
             "request_interruptions",
             "Requests taken from their nodes to go on elsewhere, by reason: node_lost, or the code "

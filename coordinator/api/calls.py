@@ -32,6 +32,7 @@ from coordinator.api.scoring.plan import (
 )
 from coordinator.api.server.callers import admit, admit_keyed, begin
 from coordinator.api.server.middleware import speaks_messages
+from coordinator.api.tiers.run import in_tiers
 
 _T = TypeVar("_T", bound=Struct)
 Plan: TypeAlias = CallPlan | EmbeddingPlan | ScoringPlan
@@ -49,9 +50,9 @@ class Endpoint:
 
 CALLS = web.AppKey("CALLS", dict[str, Endpoint])
 ENDPOINTS = {
-    "/v1/chat/completions": Endpoint(plan_chat_call),
-    "/v1/completions": Endpoint(plan_completion),
-    "/v1/messages": Endpoint(plan_message),
+    "/v1/chat/completions": Endpoint(in_tiers(plan_chat_call)),
+    "/v1/completions": Endpoint(in_tiers(plan_completion)),
+    "/v1/messages": Endpoint(in_tiers(plan_message)),
     "/v1/embeddings": Endpoint(plan_embeddings, is_keyed=False),
     "/v1/rerank": Endpoint(plan_rerank, is_keyed=False),
     "/rerank": Endpoint(plan_rerank, is_keyed=False),

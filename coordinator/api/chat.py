@@ -67,6 +67,7 @@ class ChatPlan:
             counts_along=counts_along,
             keep_alive=keep_alive,
             saved=saved,
+            make_parts=self.parts.make,
         )
 
     @property

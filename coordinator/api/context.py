@@ -11,6 +11,7 @@ from typing import TypeAlias
 from aiohttp import web
 
 from coordinator.api.answer.arrivals import WriteTurns
+from coordinator.api.answer.bodies import TierUsage
 from coordinator.api.answer.formats import AnswerFormat
 from coordinator.api.answer.sse import SseStream
 from coordinator.api.config import ApiConfig
@@ -143,6 +144,7 @@ class RequestTrace:
     is_streaming: bool = False
     stream: SseStream | None = None
     format: AnswerFormat | None = None  # format of the stream
+    tiers: list[TierUsage] = field(default_factory=list)  # of a cascade that did not answer
     num_choices: int = 0
     num_prompt_tokens: int = 0
     num_dispatched_tokens: int = 0  # of these, in prompts that were sent to nodes; known at the end

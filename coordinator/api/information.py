@@ -9,6 +9,7 @@ from aiohttp import web
 
 from coordinator.api.answer.bodies import Model, ModelList, json_answer
 from coordinator.api.context import CONTEXT, TRACE, ApiContext
+from coordinator.models.cascade import Cascade
 from coordinator.models.model import Model as ServedModel
 from pdserve import __version__
 from pdserve.protocol.status import NodeStatus
@@ -52,12 +53,17 @@ async def list_models(request: web.Request) -> web.Response:
     models, trace = request.app[CONTEXT].models, request[TRACE]
     shown = [_described(models.find(name, trace.owner), name) for name in models.names(trace.owner)]
     adapters = models.adapters(trace.owner, trace.tenant.may_use)
-    return json_answer(ModelList(data=shown + [_described(one, one.name) for one in adapters]))
+    shown += [_described(one, one.name) for one in adapters]
+    cascades = models.cascades(trace.owner).items()
+    return json_answer(ModelList(data=shown + [_of_cascade(one, name) for name, one in cascades]))
 
 
 async def get_model(request: web.Request) -> web.Response:
     """GET /v1/models/{model}: describe one name; names may contain slashes."""
     name = request.match_info["model"]
+    cascade = request.app[CONTEXT].models.cascade(name, request[TRACE].owner)
+    if cascade is not None:
+        return json_answer(_of_cascade(cascade, name))
     return json_answer(_described(request.app[CONTEXT].model_of(name, request[TRACE]), name))
 
 
@@ -120,4 +126,14 @@ def _described(model: ServedModel, name: str) -> Model:
         root=model.root or name,
         parent=model.parent,
         max_model_len=model.generator.max_model_len,
+    )
+
+
+def _of_cascade(cascade: Cascade, name: str) -> Model:
+    return Model(
+        id=name,
+        created=cascade.created,
+        root=name,
+        tiers=[tier.name for tier in cascade.tiers],
+        needs_whole_answer=cascade.needs_whole_answer,
     )

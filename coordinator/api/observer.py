@@ -56,6 +56,10 @@ class Observer(Protocol):
         """A call of a generating endpoint ended, successfully or not."""
         ...
 
+    def tier_ended(self, cascade: str, model: str, outcome: str) -> None:
+        """A tier of a cascade answers a call, or why not."""
+        ...
+
 
 class NullObserver:
     """Measures nothing."""
@@ -71,4 +75,7 @@ class NullObserver:
         """Do nothing."""
 
     def request_finished(self, summary: RequestSummary) -> None:
+        """Do nothing."""
+
+    def tier_ended(self, cascade: str, model: str, outcome: str) -> None:
         """Do nothing."""

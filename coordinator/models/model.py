@@ -13,6 +13,7 @@ from coordinator.adapters.generator import AdaptedGenerator
 from coordinator.adapters.known import Version
 from coordinator.adapters.life import Adapters
 from coordinator.generation import Generator
+from coordinator.models.cascade import Cascade
 from coordinator.models.embedding import EmbeddingModel
 from coordinator.models.overview import whole_status
 from coordinator.models.scoring import NO_SCORES, ScoringModel
@@ -22,7 +23,7 @@ from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.parts import ToolFormat
 from pdserve import __version__
 from pdserve.protocol.status import ClusterStatus
-from pdserve.shared.errors import ModelNotFound, NoNodeAvailable
+from pdserve.shared.errors import InvalidRequest, ModelNotFound, NoNodeAvailable
 
 _NAMED_CHARACTERS = 8  # of a revision: as many as tell them apart, and as `pdserve revisions` takes
 
@@ -144,13 +145,14 @@ def _lacks(name: str, names: Sequence[str]) -> str:
 
 
 class Catalog:
-    """All models that clients may ask for, by each of their names, and their adapters."""
+    """All models that clients may ask for, by each of their names, their adapters, and cascades."""
 
-    def __init__(self, models: Sequence[Model]) -> None:
-        """The first one is meant where a call names none."""
+    def __init__(self, models: Sequence[Model], cascades: Sequence[Cascade] = ()) -> None:
+        """The first model is meant where a call names none."""
         self.default = models[0]
         self._models = tuple(models)
         self._by_name = {name: model for model in models for name in model.names}
+        self._cascades = {name: cascade for cascade in cascades for name in cascade.names}
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models)
@@ -158,6 +160,20 @@ class Catalog:
     def names(self, tenant: str = "") -> list[str]:
         """Return all names of all models that a tenant may use."""
         return [name for name, model in self._by_name.items() if model.is_for(tenant)]
+
+    def cascades(self, tenant: str = "") -> dict[str, Cascade]:
+        """Return the cascades of whose tiers a tenant may use all, by each of their names."""
+        return {name: c for name, c in self._cascades.items() if self._is_for(c, tenant)}
+
+    def cascade(self, name: object, tenant: str = "") -> Cascade | None:
+        """Return the cascade of this name that a tenant may use; None: there is none."""
+        found = self._cascades.get(name) if isinstance(name, str) else None
+        return found if found is not None and self._is_for(found, tenant) else None
+
+    def _is_for(self, cascade: Cascade, tenant: str) -> bool:
+        if cascade.tenants and tenant not in cascade.tenants:
+            return False
+        return all(self._by_name[t.model].is_for(tenant) for t in cascade.tiers if t.model)
 
     def adapters(self, tenant: str = "", may_use: Callable[[str], bool] = _anything) -> list[Model]:
         """Return the adapters that a tenant may use; `may_use` says so of their names."""
@@ -187,13 +203,23 @@ class Catalog:
         Raises:
             ModelNotFound: there is none, or it is for others: nobody is told that it is there.
             NoNodeAvailable: it is an adapter that is not loaded yet.
+            InvalidRequest: it is a cascade, and the call is not one that its tiers answer in turn.
         """
+        if (cascade := self.cascade(name, tenant)) is not None:
+            tiers = ", ".join(tier.name for tier in cascade.tiers)
+            raise InvalidRequest(
+                f"{name!r} is a cascade, and only generates: name one of its tiers ({tiers})",
+                "model",
+            )
         model = self.default if name is None else self._by_name.get(name)
         if model is None and name is not None and may_use(name):
             model = self._adapter(name, call)
         if model is None or not model.is_for(tenant):
-            raise ModelNotFound(_lacks(name or self.default.name, self.names(tenant)), "model")
+            raise ModelNotFound(_lacks(name or self.default.name, self._told(tenant)), "model")
         return model
+
+    def _told(self, tenant: str) -> list[str]:
+        return [*self.names(tenant), *self.cascades(tenant)]
 
     def _adapter(self, name: str, call: bytes | None) -> Model | None:
         for base in self:

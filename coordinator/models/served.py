@@ -11,6 +11,7 @@ from typing import Final
 
 from coordinator.adapters.life import Adapters
 from coordinator.admission.in_flight import InFlight
+from coordinator.models.cascade import make_cascades
 from coordinator.models.cluster import ModelCluster
 from coordinator.models.files import ModelFiles
 from coordinator.models.model import Catalog, Model, make_model
@@ -23,6 +24,7 @@ from pdserve.protocol import Drain
 from pdserve.protocol.status import AbsentNode, AdapterStatus, CoordinatorStatus, RoleName
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CoordinatorConfig
+from pdserve.settings.models import read_models
 from pdserve.settings.values import parse_adapters
 from pdserve.shared.clock import Clock
 from pdserve.shared.errors import ModelNotFound
@@ -86,7 +88,8 @@ class ServedModels:
             [
                 _model(files, cluster, config.answers)
                 for files, cluster in zip(all_files, self.clusters, strict=True)
-            ]
+            ],
+            make_cascades(read_models(config.models).cascades) if config.models else (),
         )
 
     def __iter__(self) -> Iterator[Member]:

@@ -180,6 +180,10 @@ class MetricsObserver:
         for told in self._on_finished:
             told(summary)
 
+    def tier_ended(self, cascade: str, model: str, outcome: str) -> None:
+        """Count it."""
+        self._metrics.cascade_tiers.labels(cascade=cascade, model=model, outcome=outcome).inc()
+
     def _observe_class(self, summary: RequestSummary, slo: Slo) -> None:
         """Record attainment, TTFT and TPOT by class."""
         metrics, name = self._metrics, slo.name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 import msgspec
 
@@ -17,7 +18,7 @@ from coordinator.api.read.idempotency import KeyedCall
 from coordinator.api.server.errors import describe
 from coordinator.stateful.asked import read_asked
 from coordinator.stateful.background import BackgroundRun
-from coordinator.stateful.plan import plan_response
+from coordinator.stateful.plan import plan_asked
 from coordinator.stateful.storage.order import MAX_RUNS, Order
 from coordinator.stateful.storage.saved_entries import failure
 from coordinator.stateful.storage.store import ResponseStore
@@ -86,7 +87,7 @@ async def _begin(
         endpoint=_ENDPOINT,
     )
     ask = Ask(msgspec.json.decode(order.body), order.headers, context, trace)
-    planned = await plan_response(await read_asked(ask, store), ask, order=order)
+    planned = await plan_asked(ask, partial(read_asked, store=store), order=order)
     trace.is_streaming = planned.call.is_streaming
     planned.stored.log = stored.log  # somebody may be following it
     BackgroundRun(context, store, trace, planned, lambda: None).begin()

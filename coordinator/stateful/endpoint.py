@@ -20,12 +20,13 @@ from coordinator.api.responses.chat_request import in_our_words
 from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.objects import InputTokens
 from coordinator.api.server import callers
+from coordinator.api.tiers.run import in_tiers
 from coordinator.api.tokens import counting
 from coordinator.stateful.asked import read_asked
 from coordinator.stateful.background import BackgroundRun
 from coordinator.stateful.compact import plan_compaction
 from coordinator.stateful.follow import follow
-from coordinator.stateful.plan import Planned, as_fitted, plan_response
+from coordinator.stateful.plan import Planned, as_fitted, plan_asked
 from coordinator.stateful.storage.store import STORE, ResponseStore
 
 CREATE, COMPACT = "/v1/responses", "/v1/responses/compact"
@@ -38,7 +39,7 @@ def endpoints(store: ResponseStore) -> dict[str, Endpoint]:
     async def plan(ask: Ask) -> CallPlan:
         return (await _plan(ask, store))[0].call
 
-    compact = Endpoint(partial(plan_compaction, store=store), is_keyed=False)
+    compact = Endpoint(in_tiers(partial(plan_compaction, store=store)), is_keyed=False)
     return {CREATE: Endpoint(plan), COMPACT: compact}
 
 
@@ -55,8 +56,8 @@ async def _plan(ask: Ask, store: ResponseStore) -> tuple[Planned, bool]:
 
     Also returns whether it is to run in the background. Raises RequestError.
     """
-    asked = await read_asked(ask, store)
-    return await plan_response(asked, ask), bool(asked.body.background)
+    planned = await plan_asked(ask, partial(read_asked, store=store))
+    return planned, ask.values.get("background") is True
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_bytes
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from coordinator.api.responses.requests import (
     TextFormat,
 )
 from coordinator.api.responses.truncation import fitted
+from coordinator.api.tiers.run import plan_in_tiers
 from coordinator.stateful.asked import Asked
 from coordinator.stateful.keeper import make_keeper
 from coordinator.stateful.storage.order import Order
@@ -79,6 +80,20 @@ async def plan_response(
     )
     call = plan.call(response_format, saved=keeper.saved)
     return Planned(call, response_format, keeper.stored, response.store)
+
+
+async def plan_asked(
+    ask: Ask,
+    read: Callable[[Ask], Awaitable[Asked]],
+    frame: Frame = framed,
+    order: Order | None = None,
+) -> Planned:
+    """Read a call and plan it, for a cascade as `plan_in_tiers`. Raises as `plan_response`."""
+
+    async def plan(ask: Ask) -> Planned:
+        return await plan_response(await read(ask), ask, frame, order)
+
+    return await plan_in_tiers(ask, plan, lambda p: p.call, lambda p, call: replace(p, call=call))
 
 
 async def as_fitted(asked: Asked, attempt: Callable[[Sequence[KeptItem]], Awaitable[T]]) -> T:

@@ -28,7 +28,7 @@ from coordinator.api.server.connection import Connection
 from coordinator.api.server.errors import ErrorReply, describe
 from coordinator.api.server.middleware import check_socket_origin
 from coordinator.stateful.asked import read_asked
-from coordinator.stateful.plan import Planned, plan_response
+from coordinator.stateful.plan import Planned, plan_asked
 from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES, SocketInbox
 from coordinator.stateful.socket_messages import as_message, body_of, refusal
 from coordinator.stateful.storage.store import STORE
@@ -173,8 +173,8 @@ class _Session:
         held.add(len(message))  # it was counted while it arrived
         values = await JsonReader().read_long(message, "the message", held)
         ask = Ask(body_of(values), self._request.headers, context, trace)
-        asked = await read_asked(ask, self._store, self._find_latest)
-        return await plan_response(asked, ask, as_message)
+        read = partial(read_asked, store=self._store, find_local=self._find_latest)
+        return await plan_asked(ask, read, as_message)
 
     async def _run(self, planned: Planned, trace: RequestTrace) -> None:
         with Call(self._context, trace, planned.call) as call:

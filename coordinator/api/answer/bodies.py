@@ -23,14 +23,24 @@ class CompletionTokensDetails(Struct):
     rejected_prediction_tokens: int | UnsetType = UNSET
 
 
+class TierUsage(Struct, frozen=True):
+    """Token counts of one tier of a cascade."""
+
+    model: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
 class Usage(Struct):
-    """Token counts of a whole call."""
+    """Token counts of a whole call; of a cascade, of the tier that answers."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    tiers: list[TierUsage] | UnsetType = UNSET  # of a cascade: all that were asked, in turn
 
 
 class PromptLogprob(Struct):
@@ -205,6 +215,8 @@ class Model(Struct, kw_only=True):
     owned_by: str = "pdserve"
     root: str  # of an adapter, the folder that it is from; else equal to `id`
     parent: str | None = None  # of an adapter, the model
+    tiers: list[str] | UnsetType = UNSET  # of a cascade, the models that it asks in turn
+    needs_whole_answer: bool | UnsetType = UNSET  # of a cascade: before it shows any
     max_model_len: int | None = None
 
 

@@ -17,7 +17,12 @@ from coordinator.api.answer.arrivals import (
     LongWork,
     one_by_one,
 )
-from coordinator.api.answer.bodies import CompletionTokensDetails, PromptTokensDetails, Usage
+from coordinator.api.answer.bodies import (
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    TierUsage,
+    Usage,
+)
 from coordinator.api.answer.choice import Choice, ChoiceDelta
 from coordinator.api.answer.formats import AnswerFormat, AnswerHead
 from coordinator.api.answer.sse import KEEP_ALIVE
@@ -27,6 +32,7 @@ from coordinator.api.plan.sampling import TextOptions
 from coordinator.api.server import callers
 from coordinator.generation import Generation, GenerationRequest, Route
 from coordinator.models.model import Model
+from coordinator.text.parts import AnswerParts
 from pdserve.protocol import PromptLogprobs
 
 _FEW: Final = 64  # tokens, which no other call notices
@@ -48,6 +54,9 @@ class CallPlan:
     echoes_prompt: bool = False
     keep_alive: bytes = KEEP_ALIVE  # sent while a stream has no events
     saved: Callable[[], Awaitable[None]] | None = None  # waits until what its end stores is stored
+    make_parts: Callable[[], AnswerParts] | None = None  # finds tool calls in an answer
+    lost: tuple[int, ...] | None = None  # of a cascade: tokens of tiers asked before this one
+    started: Sequence[Generation] = ()  # that run already, admitted and charged; else none do
 
 
 class Call:
@@ -102,6 +111,12 @@ class Call:
         self._trace.num_choices = len(requests)
         prompts = requests[::num_per_prompt]
         self._trace.num_prompt_tokens = sum(r.prompt.num_tokens for r in prompts)
+        self._generations += self._plan.started
+        if not self._generations:
+            self._start(requests, num_per_prompt)
+        self._arrivals = Arrivals(self._generations, self._context.clock, self._context.write_turns)
+
+    def _start(self, requests: Sequence[GenerationRequest], num_per_prompt: int) -> None:
         generator, echoes = self._plan.model.generator, self._plan.echoes_prompt
         check_amounts(requests, num_per_prompt, generator.max_inflight, echoes=echoes)
         callers.take_prompt(self._context, self._trace)
@@ -113,7 +128,6 @@ class Call:
             if len(self._generations) < len(self._plan.requests):
                 self._account()
                 self._cancel_rest("another prompt of the same call was refused")
-        self._arrivals = Arrivals(self._generations, self._context.clock, self._context.write_turns)
 
     def close(self, error: BaseException | None) -> None:
         """Cancel generations that still run; `error` is what ended the call, if anything did.
@@ -179,12 +193,16 @@ class Call:
 
     def _usage(self, num_completion_tokens: int) -> Usage:
         trace = self._trace
-        return Usage(
+        usage = Usage(
             prompt_tokens=trace.num_prompt_tokens,
             completion_tokens=num_completion_tokens,
             total_tokens=trace.num_prompt_tokens + num_completion_tokens,
             prompt_tokens_details=PromptTokensDetails(trace.num_cached_tokens),
         )
+        if self._plan.lost is not None:
+            own = self._plan.model.name, trace.num_prompt_tokens, trace.num_cached_tokens
+            usage.tiers = [*trace.tiers, TierUsage(*own, num_completion_tokens)]
+        return usage
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for token events and process them; return False when none came within `timeout_s`.

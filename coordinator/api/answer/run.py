@@ -33,7 +33,7 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
     trace.is_streaming = plan.is_streaming
     ids = None
     if trace.keyed is not None and plan.is_streaming:
-        ids = EventIds(len(plan.requests), trace.keyed.seen)
+        ids = EventIds(len(plan.requests), trace.keyed.seen, plan.lost)
     if not plan.is_streaming:
         return (await whole_answer(context, trace, plan)).response()
     with Call(context, trace, plan) as call:

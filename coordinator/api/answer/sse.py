@@ -19,10 +19,13 @@ from pdserve.shared.errors import InvalidRequest
 class EventIds:
     """Numbers the events of one stream, and leaves out those that the client has.
 
-    `seen` says how many of each choice it has; a single 0, or None: none. Raises InvalidRequest.
+    `seen` says how many of each choice it has; a single 0, or None: none. Of a cascade the ids also
+    say what came of the tiers that were asked before (`lost`). Raises InvalidRequest.
     """
 
-    def __init__(self, num_choices: int, seen: Sequence[int] | None) -> None:
+    def __init__(
+        self, num_choices: int, seen: Sequence[int] | None, lost: Sequence[int] | None = None
+    ) -> None:
         if seen is None or list(seen) == [0]:
             seen = [0] * num_choices
         if len(seen) != num_choices:
@@ -31,6 +34,7 @@ class EventIds:
                 f"{num_choices}: one for each choice",
                 "Last-Event-ID",
             )
+        self._head = "" if lost is None else f"t{'.'.join(map(str, lost))}:"
         self._seen = seen
         self._made = [0] * num_choices
 
@@ -41,7 +45,7 @@ class EventIds:
             if self._made[choice] > self._seen[choice]:
                 # What was left out of other choices is not made yet, but the client has it.
                 counts = map(max, self._made, self._seen)
-                yield f"id: {'-'.join(map(str, counts))}\n".encode() + event
+                yield f"id: {self._head}{'-'.join(map(str, counts))}\n".encode() + event
 
 
 _HEADERS = {

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
 from coordinator.api.messages.objects import ModelPage, ModelShown
+from coordinator.models.cascade import Cascade
 from coordinator.models.model import Model
 from pdserve.shared.errors import InvalidRequest
 
@@ -21,6 +22,7 @@ async def list_models(request: web.Request) -> web.Response:
     limit = _limit(request.query.get("limit"))
     adapters = context.models.adapters(trace.owner, trace.tenant.may_use)
     names = context.models.names(trace.owner) + [adapter.name for adapter in adapters]
+    names += context.models.cascades(trace.owner)
     all_names = names
     before, after = request.query.get("before_id"), request.query.get("after_id")
     if before in names:
@@ -29,7 +31,7 @@ async def list_models(request: web.Request) -> web.Response:
         names = names[names.index(after) + 1 :]
     shown = names[-limit:] if before in all_names else names[:limit]
     page = ModelPage(
-        data=[_shown(context.model_of(name, trace), name) for name in shown],
+        data=[_shown(context, trace, name) for name in shown],
         has_more=len(shown) < len(names),
         first_id=shown[0] if shown else None,
         last_id=shown[-1] if shown else None,
@@ -39,8 +41,7 @@ async def list_models(request: web.Request) -> web.Response:
 
 async def get_model(request: web.Request) -> web.Response:
     """Describe the model of one name."""
-    name = request.match_info["model"]
-    return json_answer(_shown(request.app[CONTEXT].model_of(name, request[TRACE]), name))
+    return json_answer(_shown(request.app[CONTEXT], request[TRACE], request.match_info["model"]))
 
 
 def _limit(text: str | None) -> int:
@@ -52,9 +53,13 @@ def _limit(text: str | None) -> int:
     return limit
 
 
-def _shown(model: Model, name: str) -> ModelShown:
-    most = model.generator.max_model_len
-    created = datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+def _shown(context: ApiContext, trace: RequestTrace, name: str) -> ModelShown:
+    found: Cascade | Model | None = context.models.cascade(name, trace.owner)
+    most = None
+    if found is None:
+        found = context.model_of(name, trace)
+        most = found.generator.max_model_len
+    created = datetime.fromtimestamp(found.created, UTC).isoformat().replace("+00:00", "Z")
     return ModelShown(
         id=name, display_name=name, created_at=created, max_input_tokens=most, max_tokens=most
     )

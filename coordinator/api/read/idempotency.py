@@ -26,7 +26,9 @@ MAX_KEYS = 2**14  # known at a time
 KNOWN_S = 600.0  # how long a key is known after its call's end
 FORMER_S = 2.0  # how long a client that comes back waits for the end of its former connection
 _DRAWN_BYTES = 16
-_EVENT_ID = re.compile(r"[0-9]{1,9}(?:-[0-9]{1,9})*")
+_EVENT_ID = re.compile(
+    r"(?:t(?P<lost>(?:[0-9]{1,9}(?:\.[0-9]{1,9}){0,7})?):)?(?P<seen>[0-9]{1,9}(?:-[0-9]{1,9})*)"
+)
 
 
 class KeyedCall:
@@ -37,6 +39,7 @@ class KeyedCall:
         key: the client's.
         path: of the endpoint.
         seen: how many events of each choice the client has, from `Last-Event-ID`; None: not said.
+        lost: of a cascade's stream, tokens of each tier that did not answer; None: not said.
         digest: of a call that is made again without its key and body.
     """
 
@@ -47,10 +50,12 @@ class KeyedCall:
         path: str,
         seen: Sequence[int] | None,
         digest: bytes | None = None,
+        lost: Sequence[int] | None = None,
     ) -> None:
         self.owner = owner
         self.key = key
         self.seen = seen
+        self.lost = lost
         self._digest = digest
         self._hash = blake2b(digest_size=32, person=b"pdserve call")
         for text in (owner, key, path):
@@ -96,13 +101,18 @@ def keyed_call(headers: Mapping[str, str], owner: str, path: str) -> KeyedCall |
             f"{KEY_HEADER!r} must have 1 to {MAX_KEY_CHARS} printable characters", KEY_HEADER
         )
     last = headers.get(LAST_EVENT_HEADER)
-    if last is not None and not _EVENT_ID.fullmatch(last):
+    if last is None:
+        return KeyedCall(owner, key, path, None)
+    found = _EVENT_ID.fullmatch(last)
+    if found is None:
         raise InvalidRequest(
             f"{LAST_EVENT_HEADER!r} is {last[:64]!r}, but must be the id of the last event of this "
             "call that the client has, or 0",
             LAST_EVENT_HEADER,
         )
-    return KeyedCall(owner, key, path, None if last is None else [*map(int, last.split("-"))])
+    seen, lost = found["seen"].split("-"), found["lost"]
+    of_tiers = None if lost is None else [int(num) for num in lost.split(".") if num]
+    return KeyedCall(owner, key, path, [*map(int, seen)], lost=of_tiers)
 
 
 @dataclass(slots=True)

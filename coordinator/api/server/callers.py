@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from coordinator.api.answer.bodies import TierUsage
 from coordinator.api.context import TRACE, ApiContext, RequestTrace
 from coordinator.api.read.idempotency import keyed_call
 from coordinator.tenants.ledger import Amounts
@@ -105,6 +106,17 @@ def _charge(context: ApiContext, trace: RequestTrace, code: str | None) -> None:
         output_tokens=trace.num_completion_tokens,
     )
     context.tenants.end(trace.caller, used, trace.model)
+
+
+def charge_tier(context: ApiContext, trace: RequestTrace, used: TierUsage) -> None:
+    """Charge the model that the call has asked last, which is not to answer it."""
+    if trace.caller is not None:
+        amounts = Amounts(
+            prompt_tokens=used.prompt_tokens,
+            cached_tokens=used.cached_tokens,
+            output_tokens=used.completion_tokens,
+        )
+        context.tenants.end(trace.caller, amounts, trace.model)
 
 
 def _key_of(request: web.Request) -> str | None:

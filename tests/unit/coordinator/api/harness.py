@@ -36,6 +36,7 @@ class RecordingObserver:
     ttft_s: list[float] = field(default_factory=list)
     itl_s: list[float] = field(default_factory=list)
     finished: list[RequestSummary] = field(default_factory=list)
+    tiers: list[tuple[str, str, str]] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def of(self, model: str) -> RecordingObserver:
@@ -50,6 +51,9 @@ class RecordingObserver:
     def request_finished(self, summary: RequestSummary) -> None:
         self.finished.append(summary)
         self.over.set()
+
+    def tier_ended(self, cascade: str, model: str, outcome: str) -> None:
+        self.tiers.append((cascade, model, outcome))
 
 
 @dataclass
@@ -101,9 +105,10 @@ async def served(
     tool_format: ToolFormat | None = None,
     jobs: Database | None = None,
     adapters: Adapters | None = None,
+    catalog: Catalog | None = None,
     **config: Any,
 ) -> AsyncIterator[Harness]:
-    """The API on a real socket."""
+    """The API on a real socket; with a `catalog`, of its models."""
     generator = generator or FakeGenerator()
     observer = RecordingObserver()
     model = make_model(
@@ -116,7 +121,7 @@ async def served(
         adapters=adapters,
     )
     app = create_app(
-        Catalog([model]),
+        catalog or Catalog([model]),
         config=ApiConfig(**config),
         observer=observer,
         metrics=_metrics,
