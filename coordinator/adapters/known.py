@@ -33,6 +33,7 @@ class KnownAdapters:
         self._clock = clock
         self._uses = uses
         self._served: dict[str, Version] = {}  # by name
+        self._names: dict[str, set[str]] = {}  # that stand for a digest
         self._retired: dict[str, Version] = {}  # by digest
         self._calls: OrderedDict[bytes, tuple[Version, float]] = OrderedDict()  # until when
         self._last_used: dict[str, None] = {}  # digests, the last one last
@@ -67,8 +68,9 @@ class KnownAdapters:
 
     def of_digest(self, digest: str) -> Version | None:
         """Return a version by its digest; None: it is not known, or not any more."""
-        retired = self._retired.get(digest)
-        return retired or next((v for v in self._served.values() if v.digest == digest), None)
+        for name in self._names.get(digest, ()):
+            return self._served[name]
+        return self._retired.get(digest)
 
     def lately_used(self) -> list[Version]:
         """Return all versions that names stand for, the one used last first."""
@@ -84,13 +86,19 @@ class KnownAdapters:
         """Have a name stand for this version from now on."""
         self.retire(version.name)
         self._served[version.name] = version
+        self._names.setdefault(version.digest, set()).add(version.name)
         self._retired.pop(version.digest, None)
         self.used(version.digest)
 
     def retire(self, name: str) -> None:
         """Have a name stand for nothing; what runs with its version still needs it."""
         version = self._served.pop(name, None)
-        if version is not None and self.of_digest(version.digest) is None:
+        if version is None:
+            return
+        names = self._names[version.digest]
+        names.discard(name)
+        if not names:
+            del self._names[version.digest]
             self._retired[version.digest] = version
 
     def take_unneeded(self) -> list[str]:

@@ -59,7 +59,7 @@ class AdapterOrders:
     def unload(self, digest: str) -> None:
         """Have all nodes keep an adapter no longer for this coordinator."""
         for member in self._registry:
-            if digest in member.adapters:
+            if member.most_adapters:  # it may keep one that it has not loaded
                 member.send(UnloadAdapter(digest=digest))
 
     def answered(self, message: AdapterLoaded, member: Member) -> None:

@@ -1,9 +1,11 @@
 """The adapters that a node has, for whom, and when they leave.
 
     LoadAdapter ──► read, one at a time ──► loaded: coordinators are told, and legs may name it
-                                               │
-        no coordinator wants it any more ──────┤ once no leg has it
-        another needs its place ───────────────┘ that whose last leg began the longest ago
+                                               │                                  ▲
+        no coordinator wants it any more ──────┤ once no leg has it               │ at once, unread
+        another needs its place ───────────────┘ that whose last leg began        │
+              │                                  the longest ago                  │
+              └──► kept in memory, ready for steps, while there is room ──────────┘
 
 A leg whose adapter is not loaded is refused (`expect`): nothing else is computed in its place.
 """
@@ -15,7 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from pdserve.node.legs import Legs
 from pdserve.protocol import AdapterLoaded, AdapterReport, LoadAdapter
@@ -30,6 +32,8 @@ from pdserve.shared.errors import (
 from pdserve.wire.outbox import Sender
 
 log = logging.getLogger(__name__)
+
+MOST_KEPT: Final = 1024  # adapters in memory without a place
 
 
 class LoadedFiles(Protocol):
@@ -90,6 +94,7 @@ class NodeAdapters:
         self._store: AdapterStore | None = None  # None: the model is still loading
         # By digest; first the one whose last leg began the longest ago.
         self._loaded: dict[str, _Loaded] = {}
+        self._kept: dict[str, int] = {}  # bytes of those that lost their places, the first to first
         self._leaving: set[str] = set()  # of these: nobody wants it, but legs have it
         self._turn = asyncio.Lock()  # one is read, or leaves, at a time
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,6 +126,8 @@ class NodeAdapters:
         """Keep an adapter no longer for a coordinator; for nobody, once no leg has it."""
         loaded = self._loaded.get(digest)
         if loaded is None:
+            if digest in self._kept:
+                self._spawn(self._forget(digest))
             return
         loaded.wanted_by.discard(link)
         if not loaded.wanted_by:
@@ -173,28 +180,48 @@ class NodeAdapters:
             raise NoNodeAvailable("a node is still loading its model: try again shortly")
         if order.digest in self._loaded:
             return order.digest
+        if order.digest in self._kept:
+            self._make_place()
+            return self._take(order.digest, self._kept.pop(order.digest))
         path = Path(order.path)
         if not await asyncio.to_thread(path.is_dir):
             raise ItemNotFound(f"there is no folder {order.path} on this node", "lora_path")
         files = await asyncio.to_thread(store.load, path)
         if files.digest in self._loaded:
             return _expected(files.digest, order)
+        log.info("adapter %s is read from %s", files.digest, order.path)
+        if files.digest in self._kept:
+            self._make_place()
+            return self._take(_expected(files.digest, order), self._kept.pop(files.digest))
         try:
             _expected(files.digest, order)
             await self._make_room(files.num_bytes, store)
+            self._make_place()
         except PdserveError:
             store.unload(files.digest)
             raise
-        self._loaded[files.digest] = _Loaded(files.num_bytes)
-        log.info("adapter %s is loaded from %s", files.digest, order.path)
+        return self._take(files.digest, files.num_bytes)
+
+    def _take(self, digest: str, num_bytes: int) -> str:
+        self._loaded[digest] = _Loaded(num_bytes)
         self.on_change()
-        return files.digest
+        return digest
+
+    def _make_place(self) -> None:
+        """Have the one lose its place that was not used for the longest time, if need be.
+
+        Raises AdaptersFull: all are in use.
+        """
+        if len(self._loaded) >= self._most:
+            idle = self._idle()
+            self._kept[idle] = self._loaded.pop(idle).num_bytes
+            self._leaving.discard(idle)
 
     async def _make_room(self, num_bytes: int, store: AdapterStore) -> None:
-        """Have those leave that were not used for the longest time.
+        """Have those leave memory that were not used for the longest time.
 
         Raises:
-            AdapterRefused: it would find no place among none.
+            AdapterRefused: it would find no room among none.
             AdaptersFull: it finds none now.
         """
         if num_bytes > self._most_bytes:
@@ -202,18 +229,26 @@ class NodeAdapters:
                 f"the adapter has {num_bytes} bytes, and all of a node's may have "
                 f"{self._most_bytes} (engine.adapter_memory)"
             )
-        while (
-            len(self._loaded) >= self._most
-            or num_bytes + sum(one.num_bytes for one in self._loaded.values()) > self._most_bytes
-        ):
-            idle = next((one for one in self._loaded if not self._legs.has_adapter(one)), None)
-            if idle is None:
-                raise AdaptersFull(
-                    f"an adapter of {num_bytes} bytes finds no place: {len(self._loaded)} are "
-                    f"loaded and in use, of at most {self._most} in {self._most_bytes} bytes "
-                    "(engine.max_adapters, engine.adapter_memory)"
-                )
-            await self._drop(idle, store)
+        while num_bytes + self._num_bytes > self._most_bytes or len(self._kept) > MOST_KEPT:
+            if self._kept:
+                await self._free(next(iter(self._kept)), store)
+            else:
+                await self._drop(self._idle(), store)
+
+    @property
+    def _num_bytes(self) -> int:
+        loaded = sum(one.num_bytes for one in self._loaded.values())
+        return loaded + sum(self._kept.values())
+
+    def _idle(self) -> str:
+        """Return the one that was not used for the longest time. Raises AdaptersFull."""
+        for digest in self._loaded:
+            if not self._legs.has_adapter(digest):
+                return digest
+        raise AdaptersFull(
+            f"an adapter finds no place: {len(self._loaded)} are loaded and in use, of at most "
+            f"{self._most} in {self._most_bytes} bytes (engine.max_adapters, engine.adapter_memory)"
+        )
 
     def _leg_closed(self, digest: str) -> None:
         if digest in self._leaving and not self._legs.has_adapter(digest):
@@ -227,10 +262,21 @@ class NodeAdapters:
 
     async def _drop(self, digest: str, store: AdapterStore) -> None:
         """Take no more legs for an adapter, and give its memory back."""
-        del self._loaded[digest]
+        self._kept[digest] = self._loaded.pop(digest).num_bytes
         self._leaving.discard(digest)
         self.on_change()
+        await self._free(digest, store)
+
+    async def _forget(self, digest: str) -> None:
+        async with self._turn:
+            if digest in self._kept:
+                assert self._store is not None, "it has loaded one"
+                await self._free(digest, self._store)
+
+    async def _free(self, digest: str, store: AdapterStore) -> None:
+        """Give back the memory of one that takes no legs any more."""
         await self._steps_done()  # they may have rows of legs that were cancelled
+        del self._kept[digest]
         store.unload(digest)
         log.info("adapter %s has left", digest)
 

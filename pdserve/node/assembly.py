@@ -268,7 +268,7 @@ def _make_engine(
 def _adapter_store(model: Decoder, engine: EngineConfig) -> Adapters:
     """Return the adapters of a model, with room for one that others then leave for."""
     most_bytes = 2 * parse_bytes(engine.adapter_memory)
-    return Adapters(ModelPlan.of(model.config), model, engine.max_adapters + 1, most_bytes)
+    return Adapters(ModelPlan.of(model.config), model, most_bytes)
 
 
 async def _steps_done(*engines: Engine | None) -> None:

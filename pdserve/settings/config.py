@@ -190,9 +190,11 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = 512
     max_batch_size: Annotated[Requests, Meta(description="maximum requests in a step")] = 64
     max_adapters: Annotated[
-        Count, Meta(description="maximum adapters loaded at a time; unused ones leave for others")
+        Count, Meta(description="maximum adapters served at a time; unused ones leave for others")
     ] = 32
-    adapter_memory: Annotated[Size, Meta(description="memory for loaded adapters")] = "4GiB"
+    adapter_memory: Annotated[
+        Size, Meta(description="memory for adapters, those that may come back included")
+    ] = "4GiB"
     packed_limit: Annotated[
         Size, Meta(description='size of the cache of packed weights, such as "64GiB"; 0: no cache')
     ] = "64GiB"

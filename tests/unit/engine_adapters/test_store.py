@@ -53,60 +53,31 @@ def taker() -> Taker:
 @pytest.fixture
 def adapters(base: Path, taker: Taker) -> Adapters:
     plan = ModelPlan.of(load_model_config(resolve_checkpoint(str(base))))
-    return Adapters(plan, taker, max_adapters=2)
+    return Adapters(plan, taker)
 
 
-def test_an_adapter_leaves_with_its_last_request(
+def test_an_adapter_is_there_until_it_is_unloaded(
     adapters: Adapters, taker: Taker, folders: list[Path]
 ) -> None:
     digest = adapters.load(folders[0]).digest
     assert adapters.load(folders[0]).digest == digest, "the same again is the same"
     assert adapters.loaded() == taker.digests == [digest]
-    adapters.hold(digest)
-    adapters.hold(digest)
     adapters.unload(digest)
-    assert adapters.loaded() == []
-    with pytest.raises(AdapterNotLoaded, match="being unloaded"):
-        adapters.hold(digest)
-    adapters.release(digest)
-    assert taker.digests == [digest]
-    adapters.release(digest)
-    assert taker.digests == []
-    assert adapters.get(digest) is None
+    assert adapters.loaded() == taker.digests == []
     with pytest.raises(AdapterNotLoaded, match="not loaded"):
-        adapters.hold(digest)
+        adapters.unload(digest)
 
 
-def test_one_that_leaves_may_come_back(adapters: Adapters, folders: list[Path]) -> None:
-    digest = adapters.load(folders[0]).digest
-    adapters.hold(digest)
-    adapters.unload(digest)
-    adapters.load(folders[0])
-    adapters.release(digest)
-    assert adapters.loaded() == [digest]
-
-
-def test_the_model_itself_is_always_there(adapters: Adapters) -> None:
-    adapters.hold("")
-    adapters.release("")
-    assert adapters.loaded() == []
-
-
-def test_number_and_bytes_are_bounded(
-    base: Path, adapters: Adapters, taker: Taker, folders: list[Path]
-) -> None:
-    first = adapters.load(folders[0])
-    adapters.load(folders[1])
-    with pytest.raises(CapacityError, match="2 adapters are loaded"):
-        adapters.load(folders[2])
-    adapters.unload(first.digest)
-    adapters.load(folders[2])
+def test_bytes_are_bounded(base: Path, taker: Taker, folders: list[Path]) -> None:
     plan = ModelPlan.of(load_model_config(resolve_checkpoint(str(base))))
+    first = Adapters(plan, Taker()).load(folders[0])
     small = Adapters(plan, taker, max_bytes=first.num_bytes * 3 // 2)
     small.load(folders[0])
     with pytest.raises(CapacityError, match="bytes"):
         small.load(folders[1])
-    assert small.loaded() == [first.digest]
+    assert small.loaded() == taker.digests == [first.digest]
+    small.unload(first.digest)
+    small.load(folders[1])
 
 
 def test_nothing_is_half_loaded(

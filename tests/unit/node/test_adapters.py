@@ -136,7 +136,37 @@ async def test_the_one_used_the_longest_ago_leaves_for_another(node: Node) -> No
     node.begin("r", "a")
     node.legs.close("r")
     await node.load("c")
-    assert (node.told.digests, sorted(node.store.loaded)) == (["a", "c"], ["a", "c"])
+    assert (node.told.digests, sorted(node.store.loaded)) == (["a", "c"], ["a", "b", "c"])
+
+
+async def test_one_that_lost_its_place_comes_back_unread_and_waits_for_no_step(node: Node) -> None:
+    for name in "abc":
+        await node.load(name)
+    node.steps.clear()
+    node.store.refuses = True  # as if the disk was gone
+    assert (await node.load("a", digest="a")).code == ""
+    assert node.told.digests == ["a", "c"]
+    node.begin("r", "a")
+    with pytest.raises(AdapterNotLoaded):
+        node.adapters.expect("b")
+
+
+async def test_what_is_kept_leaves_when_it_is_unloaded_or_its_memory_is_needed(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path, most=2, most_bytes=45)
+    for name in "abcd":
+        await node.load(name)
+    node.steps.clear()
+    node.adapters.unload("a", node.link)
+    await asyncio.sleep(0)
+    assert sorted(node.store.loaded) == ["a", "b", "c", "d"]  # a step may have it
+    node.steps.set()
+    await until(lambda: "a" not in node.store.loaded)
+    await node.load("e")
+    await node.load("f")
+    assert sorted(node.store.loaded) == ["c", "d", "e", "f"]
+    assert node.told.digests == ["e", "f"]
 
 
 async def test_what_is_in_use_leaves_for_nobody(node: Node) -> None:
@@ -151,7 +181,7 @@ async def test_what_is_in_use_leaves_for_nobody(node: Node) -> None:
 
 
 async def test_bytes_are_bounded_as_well(tmp_path: Path) -> None:
-    node = Node(tmp_path, most=9, most_bytes=25)
+    node = Node(tmp_path, most=9, most_bytes=25)  # so none is kept
     for name in "abc":
         await node.load(name)
     assert node.told.digests == ["b", "c"]

@@ -62,7 +62,7 @@ class PlayedNode:
                 if not self.waits:
                     asyncio.get_running_loop().call_soon(self.carry_out)
             case UnloadAdapter(digest=digest):
-                self.has.remove(digest)
+                self.has[:] = [one for one in self.has if one != digest]
                 asyncio.get_running_loop().call_soon(self.report)
             case PrefillLeg() | DecodeLeg():
                 assert message.prompt.adapter in ("", *self.has), "it would be refused"
