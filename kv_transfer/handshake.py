@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kv_transfer.memory import KvPool
 from kv_transfer.spans.box import check_compatible
@@ -56,7 +57,7 @@ class AccessTokens:
             raise AccessDenied("this connection belongs to no open session with the exporter")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KvIdentity:
     """Which model's KV a node holds, and how it is laid out."""
 
@@ -66,7 +67,7 @@ class KvIdentity:
     num_stages: int = 1  # among which the parts of a pool in several are divided
     windows: tuple[int | None, ...] = ()  # of the model's layers, in tokens; (): none has one
 
-    @property
+    @cached_property  # each ticket has it
     def fingerprint(self) -> str:
         """A hash of model, revision and layout, for the peer to compare."""
         return self.layout.fingerprint(self.model_id, self.revision)

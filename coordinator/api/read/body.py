@@ -20,7 +20,6 @@ from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.read.allowed_values import allowed_values
 from coordinator.api.read.body_budget import SLOW, Body
 from coordinator.api.read.chat import MAX_MESSAGES, MAX_TOOLS, Function, Message, Tool
-from coordinator.api.read.fields import field_names
 from coordinator.api.read.json_text import JsonReader
 from pdserve.shared.errors import BuffersFull, InvalidRequest
 
@@ -149,6 +148,11 @@ def _at_parameter(message: str, schema: type[msgspec.Struct]) -> InvalidRequest:
     if not path:
         return InvalidRequest(what)
     return InvalidRequest(f"invalid {path!r}: {what[:1].lower()}{what[1:]}", path)
+
+
+def field_names(schema: type[Struct]) -> frozenset[str]:
+    """Return the JSON names of a request's fields."""
+    return frozenset(schema.__struct_encode_fields__)
 
 
 # Accepted with any value: these concern accounts, names, storage and speed.

@@ -118,8 +118,3 @@ class GenerationFields(CallFields, kw_only=True):
     prompt_logprobs: NumLogprobs | None = None  # this and the following as in vLLM
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
-
-
-def field_names(schema: type[Struct]) -> frozenset[str]:
-    """Return the JSON names of a request's fields."""
-    return frozenset(schema.__struct_encode_fields__)

@@ -12,9 +12,8 @@ from typing import Any
 
 from msgspec import structs
 
-from coordinator.api.read.body import convert_request
+from coordinator.api.read.body import convert_request, field_names
 from coordinator.api.read.chat import ChatRequest, Message, checked
-from coordinator.api.read.fields import field_names
 from coordinator.api.read.words import renamed
 from coordinator.api.responses.requests import (
     LOGPROBS,

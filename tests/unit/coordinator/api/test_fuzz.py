@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coordinator.api.completions import CompletionRequest
-from coordinator.api.read.body import IGNORED, NEUTRAL
+from coordinator.api.read.body import IGNORED, NEUTRAL, field_names
 from coordinator.api.read.chat import ChatRequest
-from coordinator.api.read.fields import field_names
 from tests.fakes.generator import MODEL
 from tests.unit.coordinator.api.harness import served
 
