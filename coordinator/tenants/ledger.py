@@ -97,8 +97,8 @@ class Ledger:
             self._begin()
         except (sqlite3.Error, OSError) as error:
             raise config_error(
-                f"cannot keep usage in {path}: {error}: give --usage-db FILE that can be written, "
-                "or --usage-db memory to keep none",
+                f"cannot keep usage in {path}: {error}: set access.usage_db to a file that can be "
+                "written, or to memory to keep none",
                 error,
             ) from error
         self._lock = threading.Lock()

@@ -43,7 +43,7 @@ def read_usage(
         ConfigError: there is no readable ledger at `path`.
     """
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}: give the file of the coordinator's --usage-db")
+        raise ConfigError(f"there is no file {path}: give the coordinator's access.usage_db")
     query = (
         f"SELECT {_GROUPS[by]} AS what, sum(requests), sum(failed), sum(prompt_tokens), "
         "sum(cached_tokens), sum(output_tokens) FROM usage "

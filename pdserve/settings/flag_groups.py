@@ -22,9 +22,9 @@ CLUSTER: Final[Groups] = {
         "kv_dtype",
         "max_model_len",
     ),
-    "network": ("on", "host", "port", "transports"),
+    "network": ("on", "host", "port"),
     "promises": ("slo_classes", "admission"),
-    "access": ("key_file", "usage_db"),
+    "access": ("key_file",),
     "performance": ("device", "threads", "kv_memory"),
 }
 
@@ -42,12 +42,11 @@ COORDINATOR: Final[Groups] = {
     "network": ("host", "port", "grpc_host", "grpc_port"),
     "promises and limits": (
         "slo_classes",
-        "default_class",
         "admission",
         "max_inflight",
         "max_waiting",
     ),
-    "access": ("key_file", "cors_origins", "usage_db", "page"),
+    "access": ("key_file", "cors_origins", "page"),
     "performance": ("cpus",),
 }
 
@@ -55,7 +54,7 @@ NODE: Final[Groups] = {
     "cluster": ("node_id", "coordinators"),
     "model": ("model", "models", "revision", "dtype", "quantization", "kv_dtype", "max_model_len"),
     "network": ("host", "port", "metrics_port", "transports"),
-    "scheduling": ("prefill_policy", "decode_policy", "max_batch_size", "token_budget"),
+    "scheduling": ("max_batch_size", "token_budget"),
     "performance": (
         "device",
         "threads",

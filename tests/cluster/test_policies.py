@@ -34,8 +34,8 @@ async def fleet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
         engine={"token_budget": 64, "max_batch_size": 4, "kv_memory": "16MiB"},
         routing=RoutingConfig(router="round-robin", admission=False),
     )
-    flags = {name: [f"--prefill-policy={policy}"] for name, policy in PREFILL.items()}
-    flags |= {name: [f"--decode-policy={policy}"] for name, policy in DECODE.items()}
+    flags = {name: [f"--set=policy.prefill_policy={policy}"] for name, policy in PREFILL.items()}
+    flags |= {name: [f"--set=policy.decode_policy={policy}"] for name, policy in DECODE.items()}
     async with running(Fleet(config, flags)) as fleet:
         yield fleet
 

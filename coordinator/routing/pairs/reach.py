@@ -87,7 +87,7 @@ class Pairs:
         pools = [f"{role.name.lower()} nodes have {self._offer(role)}" for role in NodeRole]
         return NoNodeAvailable(
             f"no prefill node shares a KV transport with a decode node: {', '.join(pools)}; start "
-            "both pools with a common one (--transports), or the coordinator with --mode adaptive, "
+            "both pools with a common one (transports), or the coordinator with --mode adaptive, "
             "where one node can serve a request"
         )
 

@@ -228,11 +228,11 @@ def test_what_flags_of_others_stand_for_are_settings():
 
 
 @pytest.mark.parametrize("command", ["up", "coordinator", "prefill", "decode"])
-def test_a_command_shows_at_most_27_options_with_help(command, capsys):
+def test_a_command_shows_at_most_25_options_with_help(command, capsys):
     with pytest.raises(SystemExit):
         build_parser().parse_args([command, "--help"])
     lines = capsys.readouterr().out.splitlines()
-    assert 20 <= sum(line.startswith("  -") for line in lines) <= 27
+    assert 20 <= sum(line.startswith("  -") for line in lines) <= 25
 
 
 @pytest.mark.parametrize("struct", [NodeConfig, CoordinatorConfig, ClusterConfig])

@@ -41,7 +41,7 @@ def test_the_default_command_is_up(capsys):
 
 @pytest.mark.parametrize("command", STRUCTS)
 def test_what_is_printed_makes_the_same_settings(command, capsys, tmp_path):
-    words = ['--model=/a\\b "c" é', "--set=timeouts.liveness_s=1e5", "--transports=shm,tcp"]
+    words = ['--model=/a\\b "c" é', "--set=timeouts.liveness_s=1e5", "--set=transports=shm,tcp"]
     if command == "coordinator":
         words[-1] = "--cors-origins=https://a.org,*"
     text = printed(capsys, command, *words)
