@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from time import time
 
@@ -38,7 +38,6 @@ from pdserve.shared.errors import ItemNotFound, StoreUnavailable
 _log = logging.getLogger(__name__)
 _AHEAD = 64  # lines that are read at a time, without their bodies
 _WRITTEN = 8  # answers that are read at a time
-_UNWRITTEN_S = 1.0  # until an answer that could not be written is written again
 
 
 class BatchRun:
@@ -46,6 +45,7 @@ class BatchRun:
 
     Args:
         holder: this coordinator, as the database knows it.
+        store_answers: waits until the store has answered again, or this coordinator drains.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class BatchRun:
         batches: Batches,
         files: Files,
         places: Places,
+        store_answers: Callable[[], Awaitable[object]],
     ) -> None:
         self.batch = batch
         self._holder = holder
@@ -65,6 +66,7 @@ class BatchRun:
         self._batches = batches
         self._files = files
         self._places = places
+        self._store_answers = store_answers
         self._stopped = asyncio.Event()  # no further line is begun, and those that run are ended
         self._lines: set[asyncio.Task[None]] = set()
 
@@ -169,7 +171,7 @@ class BatchRun:
             try:
                 return await self._batches.answer(batch.id, line, state, text)
             except StoreUnavailable:
-                await asyncio.sleep(_UNWRITTEN_S)
+                await self._store_answers()
 
     # ---- writing the files ---------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ async def upload_file(request: web.Request) -> web.Response:
     except TimeoutError as error:
         await upload.drop()
         raise web.HTTPRequestTimeout(text="the file did not arrive in time") from error
-    except BaseException:
+    except BaseException:  # cancelled, too: the client is gone, and half a file is of no use
         await asyncio.shield(upload.drop())
         raise
     return json_answer(file_shown(await runner.files.get(trace.owner, upload.file_id)))

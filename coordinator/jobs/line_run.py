@@ -86,6 +86,7 @@ async def run_line(
         num_failures += reply.status >= 500 and not is_busy
         if not is_busy and (reply.status < 500 or num_failures >= _MAX_FAILURES):
             return _failed(path, reply, trace.request_id)
+        # As any client would: what it was refused for says when to come again, and no more.
         await asyncio.sleep(float(reply.headers.get("Retry-After", _BACKOFF_S)))
 
 

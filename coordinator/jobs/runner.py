@@ -53,6 +53,7 @@ class Runner:
         self._lease_s = lease_s
         self._holder = token_hex(8)
         self._early = asyncio.Event()
+        self._answered = asyncio.Event()  # with the next look at the database that succeeds
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}  # of these, by batch
         self._living: asyncio.Task[None] | None = None
@@ -89,6 +90,7 @@ class Runner:
                     await self.files.drop_old()
                     await self.batches.drop_old(int(time()) - KEPT_S)
                 is_lost = is_new = False
+                self._tell_answered()
             except StoreUnavailable as error:
                 if not is_lost:
                     _log.error("batches are not there: %s", error.__cause__ or error)
@@ -100,6 +102,11 @@ class Runner:
                     await self._early.wait()
             except TimeoutError:
                 continue
+        self._tell_answered()  # nobody looks any more: who waits for it tries once
+
+    def _tell_answered(self) -> None:
+        self._answered.set()
+        self._answered = asyncio.Event()
 
     async def _beat(self) -> None:
         held = await self.batches.claim(self._holder, self._lease_s)
@@ -129,6 +136,7 @@ class Runner:
             self.batches,
             self.files,
             self.places,
+            lambda: self._answered.wait(),  # of the event that is there by then
         )
         self._runs[batch.id] = run
         self._tasks[batch.id] = task = asyncio.create_task(run.run())

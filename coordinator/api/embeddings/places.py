@@ -6,6 +6,7 @@ here for its payer's turn, before there is a leg of it anywhere.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Final
 
@@ -27,7 +28,7 @@ class PromptPlaces:
         self._num_of[payer] += 1
         try:
             await self._turns.setdefault(payer, Turns(self._at_once)).take(call)
-        except BaseException:
+        except asyncio.CancelledError:
             self._left(payer)
             raise
 

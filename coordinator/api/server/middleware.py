@@ -193,7 +193,7 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
             return await _reply(request, context, describe(shutdown, "", retry_after_s))
         except web.HTTPException as error:
             return await _reply(request, context, describe_http(error, request))
-        except Exception as error:
+        except Exception as error:  # whatever it is, the client gets an answer
             if _is_gone(request):
                 callers.conclude(
                     context, request[TRACE], callers.CLIENT_GONE, "client_disconnected"

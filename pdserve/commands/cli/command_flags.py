@@ -148,9 +148,7 @@ def add_doctor_flags(parser: FlagParser) -> None:
 
 def add_usage_flags(parser: FlagParser) -> None:
     """Flags of `pdserve usage`."""
-    parser.add_argument(
-        "path", metavar="FILE", type=Path, help="the coordinator's access.usage_db"
-    )
+    parser.add_argument("path", metavar="FILE", type=Path, help="the coordinator's access.usage_db")
     kinds = ["tenant", "key", "model", "day", "hour"]
     parser.add_argument(
         "--by", choices=kinds, default="tenant", help="group (default: %(default)s)"

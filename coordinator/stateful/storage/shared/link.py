@@ -82,7 +82,7 @@ class DatabaseLink:
             )
             try:
                 await listener.add_listener(tables.CHANNEL, lambda *told: heard(str(told[-1])))
-            except BaseException:
+            except BaseException:  # cancelled, too: nobody else would close it
                 listener.terminate()
                 raise
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
@@ -110,7 +110,7 @@ class DatabaseLink:
                 )
                 try:
                     await _prepare(pool)
-                except BaseException:
+                except BaseException:  # cancelled, too: nobody else would close it
                     pool.terminate()
                     raise
                 self._pool = pool

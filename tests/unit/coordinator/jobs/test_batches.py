@@ -14,13 +14,15 @@ import pytest
 
 from coordinator.jobs import lines as limits
 from coordinator.jobs.routes import open_jobs
+from coordinator.jobs.storage import tables
+from coordinator.jobs.storage.database import Row, SqliteDatabase, Step
 from coordinator.jobs.storage.files import CHUNK_BYTES
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import KeyBook
 from pdserve.protocol import FinishReason
 from pdserve.settings.access import hash_key
 from pdserve.shared.clock import ManualClock
-from pdserve.shared.errors import InvalidRequest, NodeLost, Overloaded
+from pdserve.shared.errors import InvalidRequest, NodeLost, Overloaded, StoreUnavailable
 from tests.fakes.generator import EOS, MODEL, Pause, Tokens, says
 from tests.fakes.generator import tiny_tokenizer as tokenizer
 from tests.matrix import matrix
@@ -246,6 +248,27 @@ async def test_what_is_no_fault_of_a_line_is_tried_again(error: Exception) -> No
         refusals += [InvalidRequest("a fault of its own")]
         batch = await run(api, [line(1)])
         assert batch["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
+
+
+class FullDisk(SqliteDatabase):
+    """Takes no answers until it has refused three."""
+
+    num_refused = 0
+
+    async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+        if self.num_refused < 3 and any(step[0] == tables.ANSWER for step in steps):
+            self.num_refused += 1
+            raise StoreUnavailable("the disk is full")
+        return await super().run(*steps, is_guarded=is_guarded)
+
+
+async def test_an_answer_that_cannot_be_written_is_written_once_the_store_answers() -> None:
+    database = FullDisk(None, tables.SCHEMA)
+    async with served(cluster(), jobs=database) as api:
+        batch = await run(api, [line(1)])
+        assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+        assert database.num_refused == 3
+        assert len(api.generator.generations) == 1
 
 
 async def test_another_coordinator_goes_on_and_every_line_is_there_once(tmp_path: Path) -> None:
