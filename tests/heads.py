@@ -1,4 +1,6 @@
-"""EAGLE-3 heads with random weights, in the files that the library `speculators` 0.9 writes."""
+"""Heads with random weights: EAGLE-3, in the files that the library `speculators` 0.9 writes, and
+layers of DeepSeek V3 that predict further tokens, as its checkpoints have them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers import DeepseekV3Config
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 
 from pdserve.engine.drafts.heads.eagle3 import parse_eagle3
+from tests.checkpoints import edit_config
 
 _LAYER: dict[str, Any] = {
     "attention_bias": False,
@@ -63,4 +68,41 @@ def make_eagle3(path: Path, *, layer: dict[str, Any] | None = None, **overrides:
         weights["d2t"] = ids - torch.arange(own)
         weights["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill(0, ids, True)
     save_file(weights, path / "model.safetensors")
+    return path
+
+
+def add_mtp(path: Path, *, has_embedding: bool = True) -> Path:
+    """Add to a checkpoint of DeepSeek V3 the layer that predicts a token further.
+
+    transformers writes and reads none. Names and shapes are those of DeepSeek's files.
+    """
+    edit_config(path, num_nextn_predict_layers=1)
+    config = DeepseekV3Config.from_pretrained(path)
+    prefix, hidden = f"model.layers.{config.num_hidden_layers}", config.hidden_size
+    generator = torch.Generator().manual_seed(5)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * 0.2
+
+    layer = DeepseekV3DecoderLayer(config, config.num_hidden_layers)
+    own = {name: randn(*tensor.shape) for name, tensor in layer.state_dict().items()}
+    experts = [name for name in own if ".experts." in name]
+    for name in experts:  # stacked in memory, and each by itself in files
+        stack = own.pop(name)
+        kinds = ("gate", "up") if "gate_up" in name else ("down",)
+        for number, expert in enumerate(stack):
+            for kind, part in zip(kinds, expert.chunk(len(kinds)), strict=True):
+                own[f"mlp.experts.{number}.{kind}_proj.weight"] = part.contiguous()
+    own |= {
+        "enorm.weight": randn(hidden) + 1,
+        "hnorm.weight": randn(hidden) + 1,
+        "eh_proj.weight": randn(hidden, 2 * hidden),
+        "shared_head.norm.weight": randn(hidden) + 1,
+        "shared_head.head.weight": randn(config.vocab_size, hidden),
+    }
+    if has_embedding:
+        own["embed_tokens.weight"] = randn(config.vocab_size, hidden)
+    file = path / "model.safetensors"
+    further = {f"{prefix}.{name}": tensor for name, tensor in own.items()}
+    save_file(load_file(file) | further, file, {"format": "pt"})
     return path

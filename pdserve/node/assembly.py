@@ -17,7 +17,7 @@ from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
 from pdserve.engine.adapters.store import Adapters
-from pdserve.engine.drafts.heads.eagle3 import Eagle3Head
+from pdserve.engine.drafts.heads.head import Head
 from pdserve.engine.drafts.heads.source import HeadSource
 from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.drafts.model.source import ModelSource
@@ -191,9 +191,7 @@ def make_parts(
     )
 
 
-def use_loaded(
-    parts: NodeParts, runner: ModelRunner, draft: DraftModel | Eagle3Head | None
-) -> None:
+def use_loaded(parts: NodeParts, runner: ModelRunner, draft: DraftModel | Head | None) -> None:
     """Have the engine wait for masks of grammars, and drafts follow them and a draft model.
 
     Adapters can be loaded from now on.

@@ -36,7 +36,8 @@ class SpeculationConfig(ConfigStruct, frozen=True):
         str,
         Meta(
             description="smaller model of the same vocabulary, or an EAGLE-3 head of the model, as "
-            "checkpoint.model; empty: none, but the demo model has one",
+            "checkpoint.model; mtp: the checkpoint's own layer; empty: that, if there is one, and "
+            "the demo model has a smaller one",
             extra={"flag": "speculation_model"},
         ),
     ] = ""

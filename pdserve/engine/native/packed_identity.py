@@ -22,6 +22,8 @@ def packed_name(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype) -> 
         name += f"-{form.name}"
     if plan.coded:
         name += "-as-stored"
+    if plan.part_name:
+        name += f"-{plan.part_name}"
     if shard.num_ranks > 1:
         name += f"-rank{shard.rank}of{shard.num_ranks}"
     if shard.num_stages > 1:
@@ -47,6 +49,8 @@ def packed_identity(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype)
         plan.config.ties_embeddings,
         stamps,
     ]
+    if plan.part_name:
+        facts.append(plan.part_name)
     if (shard := plan.shard) != WHOLE:
         facts.append([shard.rank, shard.num_ranks, shard.stage, shard.num_stages])
     if plan.form.is_quantised or plan.coded:

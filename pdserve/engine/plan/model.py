@@ -16,7 +16,7 @@ from pdserve.kv import KvDtype, Plane
 from pdserve.model_files.coding import Coding
 from pdserve.shared.errors import ConfigError
 
-_EMBEDDING: Final = "model.embed_tokens"
+EMBEDDING: Final = "model.embed_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ModelPlan:
         """
         own, hidden = shard.share(config.vocab_size), config.hidden_size
         tokens, is_last = range(own.start, own.stop), shard.is_last_stage
-        output = Part(_EMBEDDING if config.ties_embeddings else "lm_head", tokens)
+        output = Part(EMBEDDING if config.ties_embeddings else "lm_head", tokens)
         head = fitting_form(form, hidden, is_head=True)
         norm = Norm(
             "model.norm.weight",
@@ -65,7 +65,7 @@ class ModelPlan:
             config,
             shard,
             form,
-            Part(_EMBEDDING, tokens) if shard.is_first_stage else None,
+            Part(EMBEDDING, tokens) if shard.is_first_stage else None,
             tuple(layer_plan(config, index, shard, form) for index in shard.layers(config)),
             norm if is_last else None,
             Matrix("lm_head", (output,), range(hidden), head) if is_last else None,
@@ -108,11 +108,21 @@ class ModelPlan:
         every = self.matrices if self.table is None else [self.table, *self.matrices]
         return {each.name: each.form for each in every if each.form.keeps_stored}
 
+    @property
+    def part_name(self) -> str:
+        """What people may call it, if it is a part of a checkpoint besides the model."""
+        return ""
+
+    def whole(self) -> ModelPlan:
+        """The plan of all ranks' weights together."""
+        return ModelPlan.of(self.config)
+
     def expected(self) -> dict[str, tuple[int, ...]]:
         """Tensor name |-> shape, for all of the whole model."""
-        whole, config = ModelPlan.of(self.config), self.config
+        whole, config = self.whole(), self.config
+        assert whole.embedding is not None, "it has the first stage"
         shapes: dict[str, tuple[int, ...]] = {norm.tensor: (norm.size,) for norm in whole.norms}
-        shapes[f"{_EMBEDDING}.weight"] = (config.vocab_size, config.hidden_size)
+        shapes[whole.embedding.weight] = (config.vocab_size, config.hidden_size)
         for matrix in whole.matrices:
             for part in matrix.parts:
                 shapes[part.weight] = (len(part.rows), matrix.num_in)
@@ -130,7 +140,7 @@ class ModelPlan:
     def within(self) -> dict[str, TensorRows]:
         """Tensor name |-> where it is, for those that files have in tensors of another form."""
         places = {}
-        for matrix in ModelPlan.of(self.config).matrices:
+        for matrix in self.whole().matrices:
             for part in matrix.parts:
                 if (rows := part.within) is not None:
                     places[part.weight] = replace(rows, name=f"{rows.name}.weight")

@@ -12,6 +12,7 @@ from typing import Final
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.quantised.config import quantisation_of
 from pdserve.engine.plan.forms import WeightForm
+from pdserve.engine.plan.further import FurtherLayer
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.weights.gguf_parts import find_parts
@@ -26,22 +27,31 @@ _PLAIN: Final = frozenset({"F64", "F32", "F16", "BF16"})  # weights, and no code
 def stored_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, Coding]:
     """Return name of a tensor of the model |-> its coding, for those that have one."""
     if checkpoint.gguf is None:
-        return {} if quantisation_of(checkpoint) is None else _opened_codings(checkpoint, config)
+        is_plain = quantisation_of(checkpoint) is None
+        return {} if is_plain else _opened_codings(checkpoint, ModelPlan.of(config))
     places = _places(config)
     parts = find_parts(checkpoint.gguf, dict.fromkeys(places.values()))
     codings = {name: part.coding for name, part in parts.items() if part.coding is not None}
     return {name: codings[place] for name, place in places.items() if place in codings}
 
 
-def _opened_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, Coding]:
+def _opened_codings(checkpoint: Checkpoint, plan: ModelPlan) -> Mapping[str, Coding]:
     from pdserve.engine.weights.opening import open_tensors  # has torch
     from pdserve.engine.weights.stored import CodedTensor
 
-    plan = ModelPlan.of(config)
     expected, ignored = plan.expected(), plan.ignored()
     tensors = open_tensors(checkpoint, expected, ignored=ignored, within=plan.within())
     coded = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, CodedTensor)}
     return {name: tensor.coding for name, tensor in coded.items() if tensor.coding is not None}
+
+
+def further_layer(checkpoint: Checkpoint, config: ModelConfig, form: WeightForm) -> FurtherLayer:
+    """Plan the first layer behind the model's own, likewise."""
+    stored = type_names(checkpoint)
+    plan = FurtherLayer.behind(config, stored, form, {})
+    if form.is_quantised or quantisation_of(checkpoint) is None:
+        return plan
+    return FurtherLayer.behind(config, stored, form, _opened_codings(checkpoint, plan))
 
 
 def stored_as(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, str]:

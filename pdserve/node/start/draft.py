@@ -11,15 +11,19 @@ from msgspec import structs
 
 from pdserve.demo_model import DRAFT_PATH
 from pdserve.engine.drafts.heads.eagle3 import Eagle3Config, Eagle3Head, HeadPlan, parse_eagle3
-from pdserve.engine.drafts.heads.head import BLOCK_TOKENS
+from pdserve.engine.drafts.heads.head import BLOCK_TOKENS, Head
+from pdserve.engine.drafts.heads.mtp import MtpHead, MtpPlan
 from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.sizes import packed_bytes
+from pdserve.engine.weights.codings import further_layer
+from pdserve.kv import KvDtype
 from pdserve.kv.need import blocks_for
 from pdserve.measured.perf_model import GUESS, PerfModel
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.same_vocabulary import check_same_vocabulary
+from pdserve.model_files.stored_types import type_names
 from pdserve.node.profiling.costs import step_costs
 from pdserve.node.start.model import NodeModel, load_runner, packed_cache, plan_model
 from pdserve.protocol import StepCosts
@@ -29,6 +33,7 @@ from pdserve.shared.errors import ConfigError, ModelError, PdserveError
 
 log = logging.getLogger(__name__)
 
+MTP: Final = "mtp"  # the name of the checkpoint's own layer
 KV_SHARE: Final = 8  # the draft model has one of so many bytes of kv_memory
 
 
@@ -44,11 +49,13 @@ def plan_models(config: NodeConfig) -> NodeModel:
     is_demo = not config.checkpoint.model and model.device.type == "cpu"
     if not named and is_demo and asks(config.speculation, "model"):
         named = str(DRAFT_PATH)
+    if not named and asks(config.speculation, "model") and _mtp_obstacle(model) is None:
+        named = MTP
     if not named:
         return model
     num_bytes = model.num_blocks * model.layout.block_bytes
     draft = plan_draft(named, config, model, num_bytes // KV_SHARE)
-    own = draft.config if isinstance(draft, HeadPlan) else draft.layout
+    own = draft.layout if isinstance(draft, NodeModel) else draft
     left_bytes = num_bytes - draft.num_blocks * own.block_bytes
     num_blocks = model.layout.blocks_in_budget(left_bytes, model.max_model_len)
     log.info("beside the KV of drafts, %d blocks are left", num_blocks)
@@ -57,7 +64,7 @@ def plan_models(config: NodeConfig) -> NodeModel:
 
 def plan_draft(
     named: str, config: NodeConfig, model: NodeModel, kv_bytes: int
-) -> NodeModel | HeadPlan:
+) -> NodeModel | HeadPlan | MtpPlan:
     """Plan the draft model, or head; this process computes it alone, on the cores of rank 0.
 
     Raises:
@@ -69,6 +76,8 @@ def plan_draft(
             f"{model.device}: leave it out"
         )
     try:
+        if named == MTP:
+            return _plan_mtp(model, kv_bytes)
         checkpoint = resolve_checkpoint(named, None)
         if (values := checkpoint.config()).get("speculators_model_type"):
             return _plan_head(checkpoint, parse_eagle3(values, named), model, kv_bytes)
@@ -93,26 +102,60 @@ def plan_draft(
 def _plan_head(
     checkpoint: Checkpoint, head: Eagle3Config, model: NodeModel, kv_bytes: int
 ) -> HeadPlan:
-    most = model.worst_step.num_requests * blocks_for(Eagle3Head.most_tokens, BLOCK_TOKENS)
-    num_blocks = min(most, kv_bytes // head.block_bytes)
+    num_blocks = _num_blocks(model, Eagle3Head.most_tokens, kv_bytes, head.block_bytes)
     plan = HeadPlan(checkpoint.path, head, num_blocks, f"eagle3-1:{checkpoint.revision}")
     plan.check_model(model.config)
     if not model.share.is_alone:
         raise ModelError("an EAGLE-3 head takes rows of layers that one rank has all of")
-    if not plan.num_blocks:
-        raise ModelError(
-            f"its KV has one of {KV_SHARE} bytes of kv_memory, {kv_bytes}, and needs "
-            f"{head.block_bytes} at least: raise kv_memory"
-        )
     return plan
+
+
+def _plan_mtp(model: NodeModel, kv_bytes: int) -> MtpPlan:
+    """Plan the checkpoint's own layer, whose KV is that of one of the model's."""
+    if (obstacle := _mtp_obstacle(model)) is not None:
+        raise ModelError(obstacle)
+    layer = further_layer(model.checkpoint, model.config, model.form)
+    layout = layer.config.kv_layout(BLOCK_TOKENS, KvDtype(model.activations))
+    log.info("drafts by %s of the checkpoint", layer.part_name)
+    kv_bytes = min(kv_bytes, KV_SHARE * kv_bytes // (1 + model.config.num_layers))
+    return MtpPlan(
+        checkpoint=model.checkpoint,
+        layer=layer,
+        activations=model.activations,
+        layout=layout,
+        num_blocks=_num_blocks(model, model.max_model_len, kv_bytes, layout.block_bytes),
+        most_tokens=model.max_model_len,
+        kernels="" if model.kernels is None else model.kernels.variant,
+    )
+
+
+def _mtp_obstacle(model: NodeModel) -> str | None:
+    """Why the checkpoint predicts no further tokens for this node; None: it does."""
+    if model.device.type != "cpu" or not model.share.is_alone:
+        return "layers that predict further tokens are computed on CPUs, beside one rank"
+    first = f"model.layers.{model.config.num_layers}.eh_proj.weight"
+    if not model.config.num_further_layers or first not in type_names(model.checkpoint):
+        return "the checkpoint has no layer that predicts further tokens (num_nextn_predict_layers)"
+    return None
+
+
+def _num_blocks(model: NodeModel, most_tokens: int, kv_bytes: int, block_bytes: int) -> int:
+    """Blocks for as many streams as a step has, or as many as there is memory for."""
+    most = model.worst_step.num_requests * blocks_for(most_tokens, BLOCK_TOKENS)
+    if kv_bytes < block_bytes:
+        raise ModelError(
+            f"of kv_memory its KV has {kv_bytes} bytes, and needs {block_bytes} at least: raise "
+            "kv_memory"
+        )
+    return min(most, kv_bytes // block_bytes)
 
 
 def load_draft(
     model: NodeModel,
-    draft: NodeModel | HeadPlan,
+    draft: NodeModel | HeadPlan | MtpPlan,
     config: NodeConfig,
     check_wanted: Callable[[], None],
-) -> DraftModel | Eagle3Head:
+) -> DraftModel | Head:
     """Load and profile the draft model, in the thread that will compute it.
 
     `check_wanted` is called now and then, and may raise to abandon this.
@@ -123,6 +166,8 @@ def load_draft(
     if isinstance(draft, HeadPlan):
         return Eagle3Head.load(draft)
     cache = packed_cache(config.engine)
+    if isinstance(draft, MtpPlan):
+        return MtpHead.load(draft, cache, lambda _: check_wanted())
     runner = load_runner(draft, None, lambda _: check_wanted(), cache)
     costs = step_costs(config.profile, config.engine, draft, runner, check_wanted).costs
     if costs is GUESS:

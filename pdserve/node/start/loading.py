@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kv_transfer.memory import KvPool
-from pdserve.engine.drafts.heads.eagle3 import Eagle3Head
+from pdserve.engine.drafts.heads.head import Head
 from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.node.memory.kv_memory import engine_buffer
@@ -35,7 +35,7 @@ class Loading:
         self._model = model
         self._memory = memory
         self._ranks = ranks
-        self.draft: DraftModel | Eagle3Head | None = None  # if there is to be one
+        self.draft: DraftModel | Head | None = None  # if there is to be one
         self.slowdowns: Slowdowns | None = None  # of a node whose phases share its cores
 
     def abandon(self) -> None:

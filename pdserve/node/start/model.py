@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pdserve import _native
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.drafts.heads.eagle3 import HeadPlan
+from pdserve.engine.drafts.heads.mtp import MtpPlan
 from pdserve.engine.grammar import GrammarCompiler, GrammarProgress
 from pdserve.engine.kv.cache import DeviceBuffer, KvCache
 from pdserve.engine.model_runner import ModelRunner
@@ -69,7 +70,8 @@ class NodeModel:
     kernels: KernelChoice | None = None  # None: not on a CPU
     share: HostShare = WHOLE_NODE  # what this host has of it
     worst_step: LargestStep = ANY_STEP
-    draft: NodeModel | HeadPlan | None = None  # what guesses for it: a smaller model, or a head
+    # What guesses for it: a smaller model, or a head.
+    draft: NodeModel | HeadPlan | MtpPlan | None = None
     weights: str = ""  # what they are stored as, and what they are computed with as, for people
 
     @property

@@ -126,6 +126,11 @@ class HeadPlan:
     num_blocks: int = 0  # of its KV
     name: str = ""  # as Head's
 
+    @property
+    def block_bytes(self) -> int:
+        """Memory of a block."""
+        return self.config.block_bytes
+
     def check_model(self, model: ModelConfig) -> None:
         """Raise ModelError: it is a head of another model."""
         own = self.config.layer

@@ -11,6 +11,8 @@ import pytest
 
 from pdserve.demo_model import CHECKPOINT_PATH, DRAFT_PATH
 from pdserve.engine.drafts.heads.eagle3 import Eagle3Head, HeadPlan
+from pdserve.engine.drafts.heads.head import BLOCK_TOKENS
+from pdserve.engine.drafts.heads.mtp import MtpHead, MtpPlan
 from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.plan.sizes import packed_bytes
 from pdserve.node.start.draft import KV_SHARE, load_draft, plan_models
@@ -19,7 +21,7 @@ from pdserve.settings.config import EngineConfig, NodeConfig, ProfileConfig, Wei
 from pdserve.settings.speculation import SpeculationConfig
 from pdserve.shared.errors import ConfigError
 from tests.checkpoints import make_checkpoint
-from tests.heads import make_eagle3
+from tests.heads import add_mtp, make_eagle3
 
 
 def config(model: Path | str, served: Path | str = "", **engine: str | int) -> NodeConfig:
@@ -103,9 +105,28 @@ def test_an_eagle3_head_is_told_from_a_model_by_its_config(tmp_path: Path) -> No
     assert alone // KV_SHARE - both.draft.config.block_bytes < own <= alone // KV_SHARE
     assert alone * 0.99 < kv_bytes(both) + own <= alone
     assert isinstance(load_draft(both, both.draft, settings, lambda: None), Eagle3Head)
-    with pytest.raises(ConfigError, match=f"speculation.model {head}: its KV .* raise kv_memory"):
+    with pytest.raises(ConfigError, match=f"model {head}: of kv_memory its KV .* raise"):
         plan_models(config(head, served, kv_memory="64KiB", max_model_len=64, block_size=16))
     with pytest.raises(ConfigError, match=f"speculation.model {head}: it is a head of another"):
         plan_models(config(head))
     with pytest.raises(ConfigError, match=f"speculation.model {head}: .* one rank"):
         plan_models(config(head, served, tensor_parallel=2, threads=2))
+
+
+def test_the_layer_of_a_checkpoint_is_used_where_it_is(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "deepseek_v3")
+    with pytest.raises(ConfigError, match="model mtp: the checkpoint has no layer"):
+        plan_models(config("mtp", path))
+    add_mtp(path)
+    asked = msgspec.structs.replace(config("", path), speculation=SpeculationConfig())
+    for settings in (asked, config("mtp", path)):
+        both = plan_models(settings)
+        assert isinstance(both.draft, MtpPlan)
+        assert both.draft.kernels
+        own = both.draft.num_blocks * both.draft.block_bytes
+        assert (64 << 20) * 0.99 < kv_bytes(both) + own <= 64 << 20
+        assert both.draft.num_blocks == 64 * both.max_model_len // BLOCK_TOKENS, "of 64 streams"
+    assert isinstance(load_draft(both, both.draft, settings, lambda: None), MtpHead)
+    with pytest.raises(ConfigError, match=r"model mtp: layers .* beside one rank"):
+        plan_models(config("mtp", path, tensor_parallel=2, threads=2))
+    assert plan_models(config("", path)).draft is None, "its sources leave it out"

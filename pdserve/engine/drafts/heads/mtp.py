@@ -1,0 +1,169 @@
+"""The layer of a checkpoint that predicts a token further (MTP), computed by the model's decoder.
+
+Its entrance is not an embedding: of the next token's embedding and the state before it, both
+normalised, `eh_proj` makes a row. So the decoder is given a table of the rows of a step, of which
+token i looks up row i. Positions are those in what it has seen of a stream, since attention knows
+distances only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pdserve.engine.attention import AttentionBatch
+from pdserve.engine.drafts.heads.head import BLOCK_TOKENS, HeadRows
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.kv.cache import KvCache
+from pdserve.engine.layers import rms_norm, torch_dtype
+from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.native.decoder import NativeDecoder
+from pdserve.engine.native.load import load_native_weights
+from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.plan.forms import ActivationDtype
+from pdserve.engine.plan.further import FurtherLayer
+from pdserve.engine.steps.batch import Batch, WantedStates
+from pdserve.engine.weights.finite import check_finite
+from pdserve.engine.weights.opening import open_tensors
+from pdserve.kv import KvLayout
+from pdserve.model_files.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class MtpPlan:
+    """It, as known before its weights are read."""
+
+    checkpoint: Checkpoint
+    layer: FurtherLayer
+    activations: ActivationDtype
+    layout: KvLayout  # of its KV
+    num_blocks: int  # of that
+    most_tokens: int  # of a stream
+    kernels: str = ""  # as `load_decoder`
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of a block."""
+        return self.layout.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """What makes rows for the layer, in float32 but for the embedding."""
+
+    embedding: Tensor  # [vocab_size, hidden]
+    embedding_norm: Tensor  # [hidden]
+    state_norm: Tensor  # [hidden]
+    projection: Tensor  # [hidden, 2 * hidden]
+    eps: float
+
+    @classmethod
+    def load(cls, plan: MtpPlan, embedding: Tensor) -> Entrance:
+        """Read it. Raises ModelError, as open_tensors; or a value is not finite."""
+        layer = plan.layer
+        stored = open_tensors(plan.checkpoint, layer.entrance(), ignored=layer.ignored())
+        tensors = {name: stored[name][:].float() for name in layer.entrance()}
+        check_finite(tensors)
+        embedding_norm, state_norm, projection = tensors.values()
+        return cls(embedding, embedding_norm, state_norm, projection, layer.config.rms_norm_eps)
+
+    def rows(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """[n] ids, and [n, hidden] of the token before each -> [n, hidden]."""
+        embedded = functional.embedding(tokens, self.embedding).float()
+        normed = [
+            rms_norm(embedded, self.embedding_norm, self.eps),
+            rms_norm(states, self.state_norm, self.eps),
+        ]
+        return functional.linear(torch.cat(normed, dim=-1), self.projection)
+
+
+class MtpHead:
+    """A loaded one. Implements `Head`."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        plan: MtpPlan,
+        entrance: Entrance,
+        table: Tensor,
+        decoder: Decoder,
+    ) -> None:
+        """
+        Args:
+            plan: of it.
+            entrance: of the layer.
+            table: [vocab_size, hidden], in which the decoder looks tokens up.
+            decoder: of the layer.
+        """
+        self.name = f"mtp-1:{plan.checkpoint.revision}"
+        self.width = plan.layer.config.hidden_size
+        self.most_tokens = plan.most_tokens
+        self.pool = BlockPool(plan.num_blocks, BLOCK_TOKENS, prefix_cache=False)
+        self.block_bytes = plan.block_bytes
+        self._entrance = entrance
+        self._table = table
+        self._decoder = decoder
+        self._kv = KvCache(plan.layout, plan.num_blocks, torch.device("cpu"))
+
+    @classmethod
+    def load(
+        cls, plan: MtpPlan, cache: PackedCache | None, on_progress: Callable[[float], None]
+    ) -> MtpHead:
+        """Read it from its checkpoint. Raises as load_decoder."""
+        layer, dtype = plan.layer, torch_dtype(plan.activations)
+        weights = load_native_weights(plan.checkpoint, layer, dtype, cache, on_progress)
+        assert isinstance(weights.embedding, Tensor), "it is planned as no matrix"
+        table = torch.empty_like(weights.embedding)  # whose pages cost nothing until they are used
+        decoder = NativeDecoder(layer.config, replace(weights, embedding=table), plan.kernels)
+        return cls(plan, Entrance.load(plan, weights.embedding), table, decoder)
+
+    def entered(self, rows: Tensor) -> Tensor:
+        """As Head.entered."""
+        return rows
+
+    @torch.inference_mode()
+    def step(self, parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
+        """As Head.step, of all streams together."""
+        tokens = torch.tensor([token for part in parts for token in part.tokens])
+        states = torch.cat([part.states for part in parts])
+        self._table[: len(tokens)] = self._entrance.rows(tokens, states).to(self._table.dtype)
+        batch = _laid_out(parts, len(tokens))
+        last = WantedStates(batch.sampled_rows, torch.empty(len(parts), self.width))
+        logits = self._decoder.logits(replace(batch, states=last), self._kv.pool)
+        assert logits is not None, "rows are sampled"
+        return [*zip(logits.argmax(-1).tolist(), last.out[:, None].unbind(), strict=True)]
+
+
+def _laid_out(parts: Sequence[HeadRows], num_tokens: int) -> Batch:
+    counts = torch.tensor([len(part.tokens) for part in parts])
+    slots = [range(part.slot, part.slot + len(part.tokens)) for part in parts]
+    query_start = torch.zeros(len(parts) + 1, dtype=torch.int32)
+    query_start[1:] = counts.cumsum(0)
+    most_blocks = max(len(part.block_table) for part in parts)
+    tables = torch.tensor(
+        [[*part.block_table, *[0] * (most_blocks - len(part.block_table))] for part in parts],
+        dtype=torch.int32,
+    )
+    return Batch(
+        token_ids=torch.arange(num_tokens),
+        positions=torch.tensor([slot for each in slots for slot in each]),
+        attention=AttentionBatch(
+            query_start=query_start,
+            context_lens=torch.tensor([each.stop for each in slots], dtype=torch.int32),
+            block_tables=tables,
+            slot_mapping=torch.tensor(
+                [
+                    part.block_table[slot // BLOCK_TOKENS] * BLOCK_TOKENS + slot % BLOCK_TOKENS
+                    for part, each in zip(parts, slots, strict=True)
+                    for slot in each
+                ]
+            ),
+        ),
+        sampled_rows=query_start[1:].long() - 1,
+        sampled_requests=[],
+    )
