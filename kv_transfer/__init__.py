@@ -3,7 +3,8 @@
 The two sides:
 
     exporter.py       the side that has the blocks: issues tickets, serves transports
-    puller.py         the side that needs them: plans, pulls, validates
+    puller.py         the side that needs them: reads tickets, pulls
+    strand_pull.py    what a pull reads of one exporter's part: plans, reads, checks
     links/            a puller's link to one exporter: chooses a transport, changes it on failure
     transports/       the ways of moving bytes, behind one interface
 
@@ -26,7 +27,7 @@ Memory and threads:
     sharded_pool.py   a pool in parts, one on each of a node's GPUs
     hosts/            parts of a pool that are on other hosts of the node
     host.py           which processes can share memory
-    checksum.py       checksums that are independent of the layouts
+    checksum.py       checksums that add up, whatever the layouts
     tier.py           the host tier: a second cache of prefix blocks, outside of the pool
     threads.py        threads for copying, which are never left behind
     lone_thread.py    a thread for calls that may never return

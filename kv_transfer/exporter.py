@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.checksum import checksums
+from kv_transfer.checksum import block_sums, layer_groups
 from kv_transfer.handshake import AccessTokens, KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.hosts.far_host import FarHost
-from kv_transfer.memory import KvPool, cpu_pool
+from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.sharded_pool import part_number, parts_here, parts_of
 from kv_transfer.spans.box import BlockRun, whole_box
 from kv_transfer.statistics import ExporterStatistics
@@ -52,7 +52,7 @@ class TicketRules:
     """What tickets are like."""
 
     lifetime_s: float = 60.0
-    with_checksums: bool = False
+    with_checksums: bool = True  # of pools in CPU memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,7 @@ class Exporter:
         self._clock = clock
         self._kinds = kinds
         self._tickets = tickets
+        self._groups = layer_groups(identity.windows, identity.layout.total_layers)
         self._sealer = TicketSealer(incarnation, clock, spread.ticket_key)
         self._spread = spread
         self._servers: list[TransportServer] = []
@@ -171,7 +172,12 @@ class Exporter:
     @property
     def max_ticket_blocks(self) -> int:
         """The most blocks of one ticket; more KV takes several tickets."""
-        return max_blocks(len(self.layout.heads) if self._tickets.with_checksums else 0)
+        num_sums = len(self.layout.heads) * (max(self._groups) + 1)
+        return max_blocks(num_sums if self._has_checksums else 0)
+
+    @property
+    def _has_checksums(self) -> bool:
+        return self._tickets.with_checksums and isinstance(self.pool, ExportedPool)
 
     async def start(self, host: str, advertised_host: str = "", port: int = 0) -> None:
         """Start all servers on `host`, which peers reach as `advertised_host` (default: the same).
@@ -266,7 +272,7 @@ class Exporter:
         self.statistics.tickets_issued += 1
         return self._sealer.seal(
             Ticket(
-                version=2,
+                version=3,
                 node_id=self.node_id,
                 incarnation=self.incarnation,
                 request_id=request_id,
@@ -371,15 +377,13 @@ class Exporter:
 
     def _checksums(
         self, ids: NDArray[np.int64], first_token: int, num_tokens: int, layers: range
-    ) -> list[int]:
-        if not self._tickets.with_checksums:
-            return []
+    ) -> bytes:
+        if not self._tickets.with_checksums or not isinstance(self.pool, ExportedPool):
+            return b""
         box = whole_box(self.layout, first_token, first_token + num_tokens)
         box = msgspec.structs.replace(box, first_layer=layers.start, end_layer=layers.stop)
-        block_size = self.layout.block_size
         run = BlockRun(self.layout, ids, self.layout.full_blocks(first_token))
-        sums: list[int] = checksums(cpu_pool(self.pool).flat, run, box, block_size).ravel().tolist()
-        return sums
+        return block_sums(self.pool.flat, run, box, self._groups).astype("<u8").tobytes()
 
     def _check_blocks(
         self, first_token: int, num_tokens: int, block_ids: Sequence[int]

@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
 
-from kv_transfer.checksum import check_arrived
+from kv_transfer.checksum import layer_groups
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.hosts.far_host import FarHost, FarLink
 from kv_transfer.links.link import open_link
@@ -31,21 +31,20 @@ from kv_transfer.links.sharded_link import (
     open_sharded_link,
     part_welcomes,
 )
-from kv_transfer.memory import KvPool, cpu_pool
+from kv_transfer.memory import KvPool
 from kv_transfer.sharded_pool import parts_here, parts_of
 from kv_transfer.spans.box import BlockRun, KvBox, boxes_from, common_heads, common_layers
-from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box
 from kv_transfer.statistics import PullerStatistics
-from kv_transfer.threads import CancelFlag, CopyThreads, together
+from kv_transfer.strand_pull import Moved, PullTools, StrandPull
+from kv_transfer.threads import CopyThreads, together
 from kv_transfer.ticket import Ticket, read_ticket
 from kv_transfer.transports.catalog import KINDS, TransportKind
-from kv_transfer.transports.interface import Read, Reader
+from kv_transfer.transports.interface import Reader
 from kv_transfer.transports.tls import NodeTls
 from pdserve.kv import need
 from pdserve.protocol import ExporterWelcome
 from pdserve.protocol.version import check_protocol
 from pdserve.shared.errors import (
-    CorruptTransfer,
     StaleIncarnation,
     TicketInvalid,
     TransferError,
@@ -79,14 +78,6 @@ class Pulls(Protocol):
     ) -> PullResult:
         """As Puller.pull, of all the heads that both sides have."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Pulled:
-    """What one strand of a pull, or all of them, have moved."""
-
-    num_bytes: int
-    read_s: float  # in the transport
 
 
 class Puller:
@@ -132,6 +123,8 @@ class Puller:
         self._has_windows = any(identity.windows)
         self._simulated = simulated
         self._threads = CopyThreads(max(num_threads, len(layouts)), "kv-pull")
+        groups = layer_groups(identity.windows, identity.layout.total_layers)
+        self._tools = PullTools(groups, self._threads, self.statistics)
         own_name = name or secrets.token_hex(8)
         self._parts: list[OwnPart] = []
         for number, part in parts_here(pool).items():
@@ -195,13 +188,13 @@ class Puller:
         try:
             async with link.pulling(timeout_s):
                 opened = _read_ticket_of(link.welcome, ticket)
-                strands = self._strands(link, heads)
-                boxes = [_box_of(opened, strand, from_token) for strand in strands]
-                pulls = [
-                    self._pull(link, strand, ticket, opened, box, block_table, num_tokens)
-                    for strand, box in zip(strands, boxes, strict=True)
-                    if not box.is_empty
-                ]
+                pulls = []
+                for strand in self._strands(link, heads):
+                    box = _box_of(opened, strand, from_token)
+                    if not box.is_empty:
+                        pulls.append(
+                            self._pull(strand, ticket, opened, box, block_table, num_tokens)
+                        )
                 pulls += [
                     _far_pull(far, ticket, block_table, from_token, timeout_s)
                     for far in _far_links(link)
@@ -242,51 +235,29 @@ class Puller:
 
     async def _pull(
         self,
-        link: AnyLink,
         strand: Strand,
         sealed: bytes,
         ticket: Ticket,
         box: KvBox,
         block_table: Sequence[int],
         num_tokens: int | None,
-    ) -> _Pulled:
-        """Pull a non-empty box, of the heads of one strand.
-
-        Checksums are of all layers of a ticket, so with these all layers are pulled.
-        """
+    ) -> Moved:
+        """Pull a non-empty box, of the heads of one strand."""
         room = self._identity.layout.tokens_in(len(block_table))
         if box.end > room:
             raise TicketInvalid(
                 f"the ticket of {ticket.node_id!r} is for tokens up to {box.end}, the block table "
                 f"for {room}"
             )
-        pool = self._pools[strand.part]
         destination = self._destination(strand.part, block_table)
-        if self._has_windows and num_tokens is not None and not ticket.checksums:
-            seen = self._seen(box, num_tokens)
-            reads = [await self._read(strand, sealed, ticket, each, destination) for each in seen]
-            return _Pulled(
-                sum(read.num_bytes for read in reads), sum(read.read_s for read in reads)
-            )
-        moved = await self._read(strand, sealed, ticket, box, destination)
-        if ticket.checksums and pool.kind == "cpu":
-            check = partial(
-                check_arrived,
-                ticket,
-                link.welcome.layout,
-                cpu_pool(pool).flat,
-                destination,
-                box,
-            )
-            try:
-                await self._threads.run(check, CancelFlag())
-            except CorruptTransfer as error:
-                log.warning("%s", error)
-                self.statistics.corrupt += 1
-                self.statistics.retried += 1
-                moved = await self._read(strand, sealed, ticket, box, destination)
-                await self._threads.run(check, CancelFlag())
-        return moved
+        reads = StrandPull(
+            self._tools, strand, sealed, ticket, destination, self._pools[strand.part]
+        )
+        if not self._has_windows or num_tokens is None:
+            return await reads.read([box])
+        seen = groupby(self._seen(box, num_tokens), lambda box: (box.begin, box.end))
+        moved = [await reads.read(list(boxes)) for _, boxes in seen]
+        return Moved(sum(each.num_bytes for each in moved), sum(each.read_s for each in moved))
 
     def _seen(self, box: KvBox, num_tokens: int) -> list[KvBox]:
         """What of a box is seen from behind so many tokens: boxes that are not empty."""
@@ -297,35 +268,12 @@ class Puller:
         ]
         return [each for each in boxes_from(box, begins) if not each.is_empty]
 
-    async def _read(
-        self, strand: Strand, sealed: bytes, ticket: Ticket, box: KvBox, destination: BlockRun
-    ) -> _Pulled:
-        """Read the box, one read per plan."""
-        layout, pool = strand.link.welcome.layout, self._pools[strand.part]
-        num_bytes, read_s = 0, 0.0
-        for part in split_box(layout, destination.layout, box):
-            block_ids, generations = ticket.blocks_between(part.begin, part.end, layout.block_size)
-            source = BlockRun(layout, block_ids, layout.full_blocks(part.begin))
-            spans = await self._plan(source, destination, part)
-            read = Read(sealed, part, block_ids, generations, spans, part.num_bytes(layout), pool)
-            started_s = time.perf_counter()
-            await strand.link.read(read)
-            read_s += time.perf_counter() - started_s
-            num_bytes += read.num_bytes
-        return _Pulled(num_bytes, read_s)
-
     def _destination(self, part: int, block_table: Sequence[int]) -> BlockRun:
         num_blocks = self._pools[part].num_blocks
         block_ids = np.array(block_table, dtype=np.int64)
         if len(block_ids) and not 0 <= min(block_table) <= max(block_table) < num_blocks:
             raise ValueError(f"the block table names blocks outside of 0..{num_blocks}")
         return BlockRun(self._layouts[part], block_ids)
-
-    async def _plan(self, source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
-        plan = partial(plan_spans, source, destination, box)
-        if is_quick(source.layout, destination.layout, box):
-            return plan()
-        return await self._threads.run(plan, CancelFlag())
 
 
 def _read_ticket_of(exporter: ExporterWelcome, sealed: bytes) -> Ticket:
@@ -367,12 +315,12 @@ async def _far_pull(
     block_table: Sequence[int],
     from_token: int,
     timeout_s: float,
-) -> _Pulled:
+) -> Moved:
     pulled = await link.pull(ticket, block_table, from_token, timeout_s)
-    return _Pulled(pulled.num_bytes, pulled.read_s)
+    return Moved(pulled.num_bytes, pulled.read_s)
 
 
-def _in_all(strands: Sequence[_Pulled]) -> _Pulled:
+def _in_all(strands: Sequence[Moved]) -> Moved:
     """What strands that were pulled at the same time have moved."""
     read_s = max((strand.read_s for strand in strands), default=0.0)
-    return _Pulled(sum(strand.num_bytes for strand in strands), read_s)
+    return Moved(sum(strand.num_bytes for strand in strands), read_s)

@@ -33,6 +33,7 @@ _Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 _BlockId = Annotated[int, Meta(ge=0, lt=1 << 40)]
 _Generation = Annotated[int, Meta(ge=0)]  # msgpack has no integer of more than 64 bits
 _Checksum = Annotated[int, Meta(ge=0)]
+_SUM_BYTES = 8
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -42,7 +43,7 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     last one the last token. `generations` has one entry per block.
     """
 
-    version: Literal[2]
+    version: Literal[2, 3]
     node_id: _Name
     incarnation: _Name
     request_id: _Name
@@ -53,13 +54,20 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     generations: list[_Generation]
     first_layer: _Count
     end_layer: _Count
-    checksums: list[_Checksum]  # one per block and KV head (kv_transfer/checksum.py), or none
+    # One per block, KV head and group of layers, each 8 bytes (kv_transfer/checksum.py), or none.
+    # Builds that make version 2 have others, in a list.
+    checksums: bytes | list[_Checksum]
     expires_at_s: float  # on the exporter's clock
 
     @property
     def end_token(self) -> int:
         """One past the last token."""
         return self.first_token + self.num_tokens
+
+    @property
+    def sums(self) -> bytes:
+        """The checksums, if there are any that we understand."""
+        return self.checksums if isinstance(self.checksums, bytes) else b""
 
     def first_block(self, block_size: int) -> int:
         """Index of `block_ids[0]` among the request's blocks."""
@@ -120,16 +128,17 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
             raise TicketInvalid(
                 f"layers {self.first_layer}..{self.end_layer} are not some of {layout.num_layers}"
             )
-        if self.checksums and len(self.checksums) != expected * len(layout.heads):
+        if len(self.sums) % (_SUM_BYTES * expected * len(layout.heads)):
             raise TicketInvalid(
-                f"{len(self.checksums)} checksums do not fit {expected} blocks of "
+                f"{len(self.sums)} bytes of checksums do not fit {expected} blocks of "
                 f"{len(layout.heads)} KV heads"
             )
 
 
 def max_blocks(num_checksums: int) -> int:
     """The most blocks that a ticket has room for in any case, with so many checksums for each."""
-    return (MAX_TICKET_BYTES - _OTHER_BYTES) // (_NUMBER_BYTES * (2 + num_checksums))
+    block_bytes = 2 * _NUMBER_BYTES + _SUM_BYTES * num_checksums
+    return (MAX_TICKET_BYTES - _OTHER_BYTES) // block_bytes
 
 
 _ENCODER = msgspec.msgpack.Encoder()

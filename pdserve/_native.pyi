@@ -378,8 +378,9 @@ def copy_spans(
 def copy_rates() -> dict[int, dict[str, float]]:
     """Return how fast each way copies spans: bytes of a span |-> way |-> bytes per second.
 
-    Spans from each of these sizes up to the next are copied in the fastest way. The first call (or
-    copy) in a process measures, which takes about ten milliseconds.
+    Each way is there twice: as "cached", and as "cached, summed" for copies that add up sums. Spans
+    from each of these sizes up to the next are copied in the fastest way. The first call (or copy)
+    in a process measures, which takes about twenty milliseconds.
     """
 
 def block_spans(
@@ -388,10 +389,11 @@ def block_spans(
     block_bytes: int,
     offset: int,
     nbytes: int,
+    joins: bool = True,
 ) -> NDArray[np.int64]:
     """Return the spans that copy bytes offset..offset+nbytes of each source block, for copy_spans.
 
-    Spans that follow each other on both sides are joined: [num_spans, 3].
+    Spans that follow each other on both sides are joined, if wanted: [num_spans, 3].
     """
 
 def send_spans(
@@ -422,17 +424,40 @@ def recv_spans(
 ) -> int:
     """Receive the spans' bytes from a socket; otherwise like send_spans."""
 
-def checksum_ranges(
-    region: NDArray[np.uint8],
-    ranges: NDArray[np.int64],  # [n, 2] (offset, nbytes)
-    row_bytes: int,
-    num_groups: int,
-) -> NDArray[np.uint64]:
-    """Return the checksums of groups of ranges: [num_groups].
+def copy_summed(
+    destination: NDArray[np.uint8],
+    source: NDArray[np.uint8],
+    spans: NDArray[np.int64],  # [num_spans, 3]: source offset, destination offset, bytes
+    places: NDArray[np.int64],  # [num_spans, 2]: first word, which sum
+    sums: NDArray[np.uint64],  # [num_sums]
+    cancel: NDArray[np.uint8],  # [1]; not zero: stop soon
+    start: int = 0,
+    max_bytes: int = ...,
+    way: str = "",
+) -> int:
+    """As copy_spans, but also adds what is copied of each span to its sum.
 
-    The ranges are divided into groups of equal length, in order. Each range consists of whole rows
-    of the region. How the rows of a group are cut into ranges makes no difference.
+    A call ends between two lines of 64 bytes of a span, so `max_bytes` is at least as much.
     """
+
+def sum_blocks(
+    region: NDArray[np.uint8],
+    offsets: NDArray[np.int64],  # [num_blocks]
+    rows: NDArray[np.int64],  # [num_rows, 4]: offset in a block, bytes, first word, which sum
+    num_sums: int,
+) -> NDArray[np.uint64]:
+    """Return the sums of these rows in each block: [num_blocks, num_sums].
+
+    A word of 8 bytes adds to a sum by its value and its number; bytes that the last word of a row
+    lacks count as 0. Sums wrap around at 2**64.
+    """
+
+def find_wrong(
+    found: NDArray[np.uint64],  # [num_blocks]
+    expected: NDArray[np.uint64],  # [num_blocks * per_block]
+    per_block: int,
+) -> int:
+    """Return the first block whose sum is not that of its `per_block` expected ones; -1: none."""
 
 def map_shared(fd: int, size: int, writable: bool) -> NDArray[np.uint8]:
     """Map the first `size` bytes of a file: [size]. The array owns the mapping.

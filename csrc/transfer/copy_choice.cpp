@@ -30,8 +30,10 @@ public:
     }
 
     // Seconds to copy kCopiedBytes in spans of this size that lie apart, each time elsewhere.
-    double time(Copy copy, size_t span_bytes) {
+    template <class CopySpan>
+    double time(CopySpan copy, size_t span_bytes) {
         const size_t count = kCopiedBytes / span_bytes;
+        next_ -= next_ % span_bytes;  // a span ends where the page does, at the latest
         std::array<size_t, kCopiedBytes / kSpanBytes[0]> places;
         for (size_t i = 0; i < count; ++i) {
             places[i] = (i * (kHugePage / count) + next_) % kHugePage;
@@ -66,14 +68,23 @@ CopyChoice measure() {
     Scratch scratch;
     CopyChoice choice{};
     for (size_t size = 0; size < kSpanBytes.size(); ++size) {
-        auto& rates = choice.rates[size];
+        auto &plain = choice.plain.rates[size], &summed = choice.summed.rates[size];
+        BlockSum sum(0);
         for (int round = 0; round < kRounds; ++round)
             for (size_t way = 0; way < kCopyWays.size(); ++way) {
-                const double seconds = scratch.time(kCopyWays[way].copy, kSpanBytes[size]);
-                rates[way] = std::max(rates[way], kCopiedBytes / seconds);
+                const auto sums = [&](uint8_t* to, const uint8_t* from, size_t nbytes) {
+                    kCopyWays[way].summed(to, from, nbytes, sum);
+                };
+                const double plain_s = scratch.time(kCopyWays[way].copy, kSpanBytes[size]);
+                const double summed_s = scratch.time(sums, kSpanBytes[size]);
+                plain[way] = std::max(plain[way], kCopiedBytes / plain_s);
+                summed[way] = std::max(summed[way], kCopiedBytes / summed_s);
             }
-        choice.fastest[size] =
-            &kCopyWays[std::max_element(rates.begin(), rates.end()) - rates.begin()];
+        for (WayRates* kind : {&choice.plain, &choice.summed}) {
+            const auto& rates = kind->rates[size];
+            kind->fastest[size] =
+                &kCopyWays[std::max_element(rates.begin(), rates.end()) - rates.begin()];
+        }
     }
     return choice;
 }

@@ -12,16 +12,24 @@ namespace pdserve {
 // the caches: they would leave too many half-filled write-combining buffers.
 inline constexpr std::array<size_t, 3> kSpanBytes{8 << 10, 16 << 10, 64 << 10};
 
-struct CopyChoice {
+// Of copies of one kind: without a sum, or with one.
+struct WayRates {
     // Bytes per second of each way, for each size.
     std::array<std::array<double, kCopyWays.size()>, kSpanBytes.size()> rates;
     std::array<const CopyWay*, kSpanBytes.size()> fastest;
 
-    Copy of(size_t nbytes) const {
+    const CopyWay& of(size_t nbytes) const {
         size_t chosen = kSpanBytes.size();
         while (chosen > 0 && nbytes < kSpanBytes[chosen - 1]) --chosen;
-        return chosen == 0 ? copy_cached : fastest[chosen - 1]->copy;
+        return chosen == 0 ? kCopyWays[0] : *fastest[chosen - 1];
     }
+};
+
+struct CopyChoice {
+    WayRates plain, summed;
+
+    Copy of(size_t nbytes) const { return plain.of(nbytes).copy; }
+    SummedCopy summed_of(size_t nbytes) const { return summed.of(nbytes).summed; }
 };
 
 // Measured by the first caller, in a few milliseconds; kept for the life of the process.

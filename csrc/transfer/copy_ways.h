@@ -14,26 +14,48 @@
 #include <emmintrin.h>
 #endif
 
+#include "block_sum.h"
+
 namespace pdserve {
 
 using Copy = void (*)(uint8_t* to, const uint8_t* from, size_t nbytes);
+// Adds to `sum`, whose next word is the first one of `from`, what it copies; so nbytes is a multiple
+// of 8, unless they are the last ones.
+using SummedCopy = void (*)(uint8_t* to, const uint8_t* from, size_t nbytes, BlockSum& sum);
 
 struct CopyWay {
     const char* name;
     Copy copy;
+    SummedCopy summed;
 };
+
+constexpr size_t kLine = 64;
+constexpr size_t kPage = 4096;  // a hardware prefetcher follows one stream in a page
 
 inline void copy_cached(uint8_t* to, const uint8_t* from, size_t nbytes) {
     std::memcpy(to, from, nbytes);
 }
 
+// Page by page, so that what is added up is in the cache.
+inline void sum_cached(uint8_t* to, const uint8_t* from, size_t nbytes, BlockSum& sum) {
+    for (size_t i = 0; i < nbytes; i += kPage) {
+        const size_t piece = nbytes - i < kPage ? nbytes - i : kPage;
+        sum.add(from + i, piece);
+        std::memcpy(to + i, from + i, piece);
+    }
+}
+
 #if defined(__SSE2__)
 
-constexpr size_t kLine = 64;
-constexpr size_t kPage = 4096;  // a hardware prefetcher follows one stream in a page
+// In place of a sum where none is wanted.
+struct NoSum {
+    void add(__m128i) {}
+    void skip(size_t) {}
+};
 
 // `to` is aligned to a line.
-inline void stream_line(uint8_t* to, const uint8_t* from) {
+template <class Sum>
+inline void stream_line(uint8_t* to, const uint8_t* from, Sum& sum) {
     const auto* source = reinterpret_cast<const __m128i*>(from);
     auto* destination = reinterpret_cast<__m128i*>(to);
     const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
@@ -42,51 +64,72 @@ inline void stream_line(uint8_t* to, const uint8_t* from) {
     _mm_stream_si128(destination + 1, b);
     _mm_stream_si128(destination + 2, c);
     _mm_stream_si128(destination + 3, d);
+    sum.add(a), sum.add(b), sum.add(c), sum.add(d);
 }
 
-// Copies up to the first line border of `to`, and returns how much that was.
-inline size_t copy_head(uint8_t* to, const uint8_t* from, size_t nbytes) {
+// How many bytes of `to` there are before its first line border, if it has one.
+inline size_t head_bytes(const uint8_t* to, size_t nbytes) {
     const size_t head = -reinterpret_cast<uintptr_t>(to) % kLine;
-    if (head > nbytes) return 0;
-    std::memcpy(to, from, head);
-    return head;
+    return head > nbytes ? 0 : head;
 }
 
-// Past the caches line by line; the source is prefetched past them too.
-inline void copy_prefetched(uint8_t* to, const uint8_t* from, size_t nbytes) {
+// Past the caches line by line; the source is prefetched past them too. Returns where it ended.
+template <class Sum>
+inline size_t prefetched_lines(uint8_t* to, const uint8_t* from, size_t i, size_t nbytes, Sum& sum) {
     constexpr size_t kAhead = 1024;
-    size_t i = copy_head(to, from, nbytes);
     for (; i + kLine <= nbytes; i += kLine) {
         _mm_prefetch(reinterpret_cast<const char*>(from + i + kAhead), _MM_HINT_NTA);
-        stream_line(to + i, from + i);
+        stream_line(to + i, from + i, sum);
     }
-    std::memcpy(to + i, from + i, nbytes - i);
+    return i;
 }
 
-// Past the caches, two lines from each of `kPages` pages in turn.
-template <size_t kPages>
-size_t copy_pages(uint8_t* to, const uint8_t* from, size_t nbytes) {
-    size_t begin = 0;
-    for (; begin + kPages * kPage <= nbytes; begin += kPages * kPage)
-        for (size_t i = begin; i < begin + kPage; i += 2 * kLine)
+// Past the caches, two lines from each of `kPages` pages in turn. Returns where it ended.
+template <size_t kPages, class Sum>
+inline size_t paged_lines(uint8_t* to, const uint8_t* from, size_t begin, size_t nbytes, Sum& sum) {
+    for (; begin + kPages * kPage <= nbytes; begin += kPages * kPage) {
+        for (size_t i = begin; i < begin + kPage; i += 2 * kLine) {
             for (size_t at = i; at < i + kPages * kPage; at += kPage) {
-                stream_line(to + at, from + at);
-                stream_line(to + at + kLine, from + at + kLine);
+                stream_line(to + at, from + at, sum);
+                stream_line(to + at + kLine, from + at + kLine, sum);
+                sum.skip(kPage - 2 * kLine);
             }
+            sum.skip(-(kPages * kPage) + 2 * kLine);
+        }
+        sum.skip((kPages - 1) * kPage);
+    }
     return begin;
 }
 
-inline void copy_interleaved(uint8_t* to, const uint8_t* from, size_t nbytes) {
-    size_t i = copy_head(to, from, nbytes);
-    i += copy_pages<4>(to + i, from + i, nbytes - i);
-    i += copy_pages<2>(to + i, from + i, nbytes - i);
+template <class Sum>
+inline size_t interleaved_lines(uint8_t* to, const uint8_t* from, size_t i, size_t nbytes, Sum& sum) {
+    i = paged_lines<4>(to, from, i, nbytes, sum);
+    return paged_lines<2>(to, from, i, nbytes, sum);
+}
+
+using Lines = size_t (*)(uint8_t*, const uint8_t*, size_t, size_t, NoSum&);
+using SummedLines = size_t (*)(uint8_t*, const uint8_t*, size_t, size_t, BlockSum&);
+
+template <Lines lines>
+void copy_lines(uint8_t* to, const uint8_t* from, size_t nbytes) {
+    NoSum none;
+    const size_t head = head_bytes(to, nbytes);
+    std::memcpy(to, from, head);
+    const size_t i = lines(to, from, head, nbytes, none);
     std::memcpy(to + i, from + i, nbytes - i);
 }
 
+template <SummedLines lines>
+void sum_lines(uint8_t* to, const uint8_t* from, size_t nbytes, BlockSum& sum) {
+    if (head_bytes(to, nbytes)) return sum_cached(to, from, nbytes, sum);  // blocks are aligned
+    const size_t i = lines(to, from, 0, nbytes, sum);
+    sum_cached(to + i, from + i, nbytes - i, sum);
+}
+
 inline constexpr std::array<CopyWay, 3> kCopyWays{{
-    {"cached", copy_cached},
-    {"prefetched", copy_prefetched},
-    {"interleaved", copy_interleaved},
+    {"cached", copy_cached, sum_cached},
+    {"prefetched", copy_lines<prefetched_lines>, sum_lines<prefetched_lines>},
+    {"interleaved", copy_lines<interleaved_lines>, sum_lines<interleaved_lines>},
 }};
 
 // Non-temporal stores are weakly ordered: call this before telling others that the data is there.
@@ -98,9 +141,7 @@ inline void evictions_end() { _mm_mfence(); }
 
 #else
 
-constexpr size_t kLine = 64;
-
-inline constexpr std::array<CopyWay, 1> kCopyWays{{{"cached", copy_cached}}};
+inline constexpr std::array<CopyWay, 1> kCopyWays{{{"cached", copy_cached, sum_cached}}};
 
 inline void copies_end() {}
 inline void evict(const uint8_t*) {}

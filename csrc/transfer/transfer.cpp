@@ -14,6 +14,7 @@
 #include <nanobind/stl/string.h>
 
 #include "../tensor_view.h"
+#include "checks.h"
 #include "copy_choice.h"
 #include "span_stream.h"
 
@@ -34,24 +35,16 @@ using Generations = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::d
 // How much is copied between two checks of the cancel flag: about half a millisecond.
 constexpr int64_t kCopyPiece = 4 << 20;
 
-void check_span(const char* region, size_t region_bytes, size_t row, int64_t offset, int64_t nbytes) {
-    const auto size = static_cast<int64_t>(region_bytes);
-    if (offset >= 0 && nbytes >= 0 && offset <= size && nbytes <= size - offset) return;
-    raise_value_error("span " + std::to_string(row) + " of the " + region,
-                      "a range within " + std::to_string(size) + " bytes",
-                      std::to_string(nbytes) + " bytes at offset " + std::to_string(offset));
-}
-
 // Copies the spans' bytes from position `start` up to `end`, and returns the position reached.
 // `forced`: the way of all spans; null: for each the fastest of its size.
 int64_t copy_checked(uint8_t* to, const uint8_t* from, SpanTable spans, int64_t start, int64_t end,
-                     CancelFlag flag, Copy forced) {
+                     CancelFlag flag, const CopyWay* forced) {
     const CopyChoice& choice = copy_choice();
     int64_t position = start, first = 0, since_look = kCopyPiece;
     for (size_t i = 0; i < spans.count && position < end; ++i) {
         const int64_t* row = spans.rows + 3 * i;
         const int64_t last = std::min(first + row[2], end);
-        const Copy copy = forced ? forced : choice.of(row[2]);
+        const Copy copy = forced ? forced->copy : choice.of(row[2]);
         while (position < last) {
             if (since_look >= kCopyPiece) {
                 if (flag.is_set()) return position;
@@ -67,13 +60,6 @@ int64_t copy_checked(uint8_t* to, const uint8_t* from, SpanTable spans, int64_t 
     return position;
 }
 
-Copy find_way(const std::string& name) {
-    if (name.empty()) return nullptr;
-    for (const CopyWay& way : kCopyWays)
-        if (name == way.name) return way.copy;
-    raise_value_error("way", "one of copy_rates()", name);
-}
-
 int64_t copy_spans(Region destination, ConstRegion source, CopySpans spans, Flag cancel,
                    int64_t start, int64_t max_bytes, const std::string& way) {
     const int64_t* rows = spans.data();
@@ -87,7 +73,7 @@ int64_t copy_spans(Region destination, ConstRegion source, CopySpans spans, Flag
     if (start < 0 || start > total)
         raise_value_error("start", "0.." + std::to_string(total), std::to_string(start));
     if (max_bytes < 0) raise_value_error("max_bytes", ">= 0", std::to_string(max_bytes));
-    const Copy forced = find_way(way);
+    const CopyWay* forced = find_way(way);
     const CancelFlag flag(cancel.data());
     nb::gil_scoped_release unlocked;
     const int64_t end = start + std::min(total - start, max_bytes);
@@ -105,8 +91,11 @@ CopyRates copy_rates() {
     const CopyChoice& choice = copy_choice();
     CopyRates found;
     for (size_t size = 0; size < kSpanBytes.size(); ++size)
-        for (size_t way = 0; way < kCopyWays.size(); ++way)
-            found[kSpanBytes[size]][kCopyWays[way].name] = choice.rates[size][way];
+        for (size_t way = 0; way < kCopyWays.size(); ++way) {
+            const std::string name = kCopyWays[way].name;
+            found[kSpanBytes[size]][name] = choice.plain.rates[size][way];
+            found[kSpanBytes[size]][name + ", summed"] = choice.summed.rates[size][way];
+        }
     return found;
 }
 
@@ -149,7 +138,7 @@ int64_t recv_spans(int fd, Region region, StreamSpans spans, int64_t start, Flag
 }
 
 Spans block_spans(BlockIds source_ids, BlockIds destination_ids, int64_t block_bytes, int64_t offset,
-                  int64_t nbytes) {
+                  int64_t nbytes, bool joins) {
     const size_t count = source_ids.size();
     if (destination_ids.size() != count)
         raise_value_error("destination_ids", std::to_string(count) + " ids",
@@ -161,7 +150,7 @@ Spans block_spans(BlockIds source_ids, BlockIds destination_ids, int64_t block_b
         const int64_t from = source_ids.data()[i] * block_bytes + offset;
         const int64_t to = destination_ids.data()[i] * block_bytes + offset;
         int64_t* last = filled > 0 ? rows + 3 * (filled - 1) : rows;
-        if (filled > 0 && last[0] + last[2] == from && last[1] + last[2] == to) {
+        if (joins && filled > 0 && last[0] + last[2] == from && last[1] + last[2] == to) {
             last[2] += nbytes;
         } else {
             int64_t* row = rows + 3 * filled++;
@@ -205,7 +194,7 @@ void bind_transfer(nb::module_& m) {
     m.def("recv_spans", &recv_spans, "fd"_a, "region"_a.noconvert(), "spans"_a.noconvert(),
           "start"_a, "cancel"_a.noconvert(), "slice_s"_a);
     m.def("block_spans", &block_spans, "source_ids"_a.noconvert(), "destination_ids"_a.noconvert(),
-          "block_bytes"_a, "offset"_a, "nbytes"_a);
+          "block_bytes"_a, "offset"_a, "nbytes"_a, "joins"_a = true);
     m.def("find_stale", &find_stale, "generations"_a.noconvert(), "block_ids"_a.noconvert(),
           "expected"_a.noconvert());
 }

@@ -76,7 +76,7 @@ def plan_spans(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
     source.check_covers(box)
     destination.check_covers(box)
     if is_whole:
-        return _whole_blocks(source, destination, box)
+        return whole_blocks(source, destination, box)
     num_rows = _count_rows(source.layout, destination.layout, box)
     if num_rows > _MAX_ROWS:
         raise LayoutMismatch(
@@ -85,7 +85,7 @@ def plan_spans(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
             f"{_MAX_ROWS}: take fewer tokens at a time (split_box)"
         )
     if source.layout == destination.layout and box.num_heads == len(source.layout.heads):
-        parts = _cut_at_whole_blocks(source.layout.block_size, box)
+        parts = cut_at_whole_blocks(source.layout.block_size, box)
         return _joined([_in_one_layout(source, destination, part) for part in parts])
     return _coalesce(_rows_of_runs(source, destination, box))
 
@@ -147,7 +147,10 @@ def _have_just(box: KvBox, *layouts: KvLayout) -> bool:
     return all(box.num_heads == len(layout.heads) for layout in layouts)
 
 
-def _whole_blocks(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
+def whole_blocks(
+    source: BlockRun, destination: BlockRun, box: KvBox, *, joins: bool = True
+) -> Spans:
+    """The spans of a box of whole blocks, of all heads, between runs of one layout."""
     layout = source.layout
     first, end = box.begin // layout.block_size, box.end // layout.block_size
     layer_bytes = layout.layer_bytes
@@ -157,10 +160,11 @@ def _whole_blocks(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
         layout.num_layers * layer_bytes,
         (box.first_layer - layout.layers.start) * layer_bytes,
         (box.end_layer - box.first_layer) * layer_bytes,
+        joins,
     )
 
 
-def _cut_at_whole_blocks(block_size: int, box: KvBox) -> list[KvBox]:
+def cut_at_whole_blocks(block_size: int, box: KvBox) -> list[KvBox]:
     """Its whole blocks, and what there is of a block before them and of one after them."""
     borders = (-(-box.begin // block_size) * block_size, box.end // block_size * block_size)
     cuts = sorted({box.begin, box.end, *(at for at in borders if box.begin < at < box.end)})
@@ -172,7 +176,7 @@ def _in_one_layout(source: BlockRun, destination: BlockRun, box: KvBox) -> Spans
     layout = source.layout
     first_block, first_slot = divmod(box.begin, layout.block_size)
     if first_slot == box.end % layout.block_size == 0:
-        return _whole_blocks(source, destination, box)
+        return whole_blocks(source, destination, box)
     rows = Rows.of(layout, box)
     spans = np.empty((*rows.offsets.shape, 3), dtype=np.int64)
     for side, run in enumerate((source, destination)):

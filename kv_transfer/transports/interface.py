@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_transfer.checksum import Summing
 from kv_transfer.memory import KvPool
 from kv_transfer.spans.box import KvBox
 from kv_transfer.spans.plan import Spans
@@ -37,6 +38,7 @@ class Read(msgspec.Struct, frozen=True, eq=False):
     spans: Spans  # [n, 3] (source_offset, destination_offset, nbytes), in the source's order
     num_bytes: int  # of all spans
     destination: KvPool  # the puller's pool
+    summing: Summing | None = None  # of spans within blocks; a copy may add them up meanwhile
 
 
 class Source(Protocol):

@@ -76,9 +76,16 @@ class ShmChannel:
         if pool is None:
             raise PeerLost("the channel is closed")
         destination = cpu_pool(read.destination).flat
-        copy = partial(_native.copy_spans, destination, pool.flat, read.spans)
+        summing = read.summing
+        if summing is not None and summing.spans is not None:
+            sums = (summing.spans, summing.places, summing.begin())
+            copy = partial(_native.copy_summed, destination, pool.flat, *sums)
+        else:
+            copy = partial(_native.copy_spans, destination, pool.flat, read.spans)
         await self._threads.copy(copy, read.num_bytes)
         check_generations(pool.generations, read.block_ids, read.generations)
+        if summing is not None:
+            summing.is_done = summing.spans is not None
 
     async def close(self) -> None:
         """Unmap."""

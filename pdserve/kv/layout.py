@@ -62,7 +62,7 @@ class KvDtype(StrEnum):
         return head_dim + _SCALE_BYTES * self.is_coded
 
 
-class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_hash=True):
     """Shape of the KV blocks of one pool.
 
     A pool may hold a part: a tensor-parallel rank has only some of the model's KV heads, and a

@@ -143,7 +143,7 @@ class Node:
         self._server = Server(config.timeouts.liveness_s, self._security)
         self._certificate = CertificateEnd(self._security.tls_dir)
         self._loop_lag_s: Callable[[], float] = float  # none is known while it loads
-        self._memory = memory = make_kv_memory(config, role, model)
+        self._memory = memory = make_kv_memory(role, model)
         self._ranks = ranks = start_other_ranks(config, model, cores, memory, self._security)
         self.loading = Loading(config, cores, model, memory, ranks.others)
         served, hosts = ModelFacts.of(model), ranks.kv_hosts

@@ -77,7 +77,9 @@ Models = Annotated[
     str,
     Meta(description="TOML file of several models, instead of one; of nodes, --model is one there"),
 ]
-Checksums = Annotated[bool, Meta(description="verify the bytes of every pulled block (CPU only)")]
+Checksums = Annotated[
+    bool, Meta(description="verify the bytes of every block that moves (CPUs only)")
+]
 
 WHOLE = {"commas": "belong to values"}  # `Meta.extra` of a list: a flag gives one value
 
@@ -325,7 +327,7 @@ class NodeConfig(ConfigStruct, frozen=True):
         list[str], Meta(min_length=1, description="gRPC host:port of coordinators or a name of all")
     ] = msgspec.field(default_factory=lambda: ["127.0.0.1:8001"])
     transports: Transports = msgspec.field(default_factory=list)
-    checksums: Checksums = False
+    checksums: Checksums = True
     multiplexed: Annotated[
         bool, Meta(description="compute prompts beside decodes, on shares of the cores (CPU only)")
     ] = False

@@ -33,7 +33,7 @@ def make_ticket(first: int, end: int, first_layer: int = 0, end_layer: int = NUM
     blocks = list(range(first // BLOCK, -(-end // BLOCK)))
     return TicketSealer("1", ManualClock()).seal(
         Ticket(
-            version=2,
+            version=3,
             node_id="p",
             incarnation="1",
             request_id="r",
@@ -44,7 +44,7 @@ def make_ticket(first: int, end: int, first_layer: int = 0, end_layer: int = NUM
             generations=[0] * len(blocks),
             first_layer=first_layer,
             end_layer=end_layer,
-            checksums=[],
+            checksums=b"",
             expires_at_s=1.0,
         )
     )

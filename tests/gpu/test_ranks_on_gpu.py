@@ -24,7 +24,6 @@ from pdserve.node.memory.kv_memory import engine_buffer, make_kv_memory
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import load_runner
 from pdserve.protocol import NodeRole
-from pdserve.settings.config import NodeConfig
 from tests.checkpoints import make_checkpoint
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
@@ -69,7 +68,7 @@ def test_tokens_of_two_gpus_are_those_of_one(
     )
     Node.load(path, DecoderKind.TORCH).generate(expected, 10)
     model = replace(model_of(path, num_ranks, num_stages=num_stages), device=CUDA)
-    memory = make_kv_memory(NodeConfig(), NodeRole.PREFILL, model)
+    memory = make_kv_memory(NodeRole.PREFILL, model)
     cores = tuple(sorted(os.sched_getaffinity(0)))
     ranks = start_device_ranks(model, CorePlan(2, cores, cores), memory)
     try:

@@ -20,7 +20,7 @@ from coordinator.requests.resumes import Resumes
 from coordinator.requests.running import RunningRequest
 from decode_node.arrival import Arrival
 from decode_node.intake import Intake
-from kv_transfer.puller import Puller
+from kv_transfer.strand_pull import StrandPull
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.node.legs import Legs
@@ -99,7 +99,7 @@ BUGS = {
     "layers are announced too early": Bug(
         Handoffs, "layers_done", "num_layers, self", "self._num_layers, self"
     ),
-    "corrupt KV is believed": Bug(Puller, "_pull", "if ticket.checksums", "if False"),
+    "corrupt KV is believed": Bug(StrandPull, "_read", "if ticket.sums", "if False"),
     "an adopted request lacks its last token": Bug(
         Intake, "_receive", "record.num_tokens\n", "record.num_tokens - 1\n", 40
     ),

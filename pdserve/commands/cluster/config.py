@@ -70,7 +70,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
     port: Annotated[Port, Meta(description="HTTP port of the coordinator; 0: any free port")] = 8000
     max_inflight: MaxInflight = 1024
     transports: Transports = msgspec.field(default_factory=list)
-    checksums: Checksums = False
+    checksums: Checksums = True
     start_s: Annotated[
         Seconds, Meta(description="deadline for every process to be ready, downloads included")
     ] = 900.0

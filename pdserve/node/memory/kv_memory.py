@@ -27,21 +27,16 @@ OpenDriver = Callable[[int], Driver]  # device |-> what it does for this process
 
 
 def make_kv_memory(
-    config: NodeConfig, role: NodeRole, model: NodeModel, open_driver: OpenDriver = open_driver
+    role: NodeRole, model: NodeModel, open_driver: OpenDriver = open_driver
 ) -> KvPool:
     """Allocate the memory of a node's KV blocks.
 
     Raises:
-        ConfigError: no room for the pool; or the GPU lacks what KV transfer takes, and the role or
-            an option requires KV transfer.
+        ConfigError: no room for the pool; or the GPU lacks what KV transfer takes, and the role
+            requires KV transfer.
     """
     if model.device.type == "cpu":
         return parts_memory(model)
-    if config.checksums:
-        raise ConfigError(
-            f"checksums are computed from CPU memory, and the KV is on {model.device}: leave them "
-            "out, or use --device cpu"
-        )
     try:
         return parts_memory(model, open_driver)
     except TransportUnavailable as error:

@@ -86,10 +86,11 @@ def make_exporter(
     *,
     with_checksums: bool = True,
     tls: NodeTls | None = None,
+    windows: tuple[int | None, ...] = (),
 ) -> tuple[Exporter, ManualClock]:
     clock = ManualClock(100.0)
     network = network or FakeNetwork()
-    identity = KvIdentity("a-model", "main", layout)
+    identity = KvIdentity("a-model", "main", layout, windows=windows)
     kinds = [k for k in kinds_with(network) if k.name == kind]
     with_checksums &= layout != LARGE  # gigabytes are pulled of it
     exporter = Exporter(

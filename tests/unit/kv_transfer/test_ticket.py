@@ -20,7 +20,7 @@ from pdserve.shared.errors import StaleIncarnation, TicketInvalid
 from tests.unit.kv_transfer.pairs import SMALL
 
 TICKET = Ticket(
-    version=2,
+    version=3,
     node_id="p0",
     incarnation="life-1",
     request_id="r",
@@ -31,12 +31,12 @@ TICKET = Ticket(
     generations=[0, 3, (1 << 64) - 1],
     first_layer=0,
     end_layer=2,
-    checksums=[],
+    checksums=b"",
     expires_at_s=110.0,
 )
 
 
-WITH_CHECKSUMS = msgspec.structs.replace(TICKET, checksums=[0, 1, 2, 3, 4, (1 << 64) - 1])
+WITH_CHECKSUMS = msgspec.structs.replace(TICKET, checksums=bytes(range(48)))
 LAYOUT = SMALL  # 2 layers, 2 KV heads, 4 tokens a block
 
 
@@ -51,6 +51,15 @@ SEALED = SEALER.seal(TICKET)
 def test_what_was_sealed_opens() -> None:
     assert SEALER.open(SEALED) == TICKET
     assert read_ticket(SEALED) == TICKET
+    assert SEALER.open(SEALER.seal(WITH_CHECKSUMS)).sums == bytes(range(48))
+
+
+def test_checksums_of_earlier_builds_are_others() -> None:
+    earlier = msgspec.structs.replace(TICKET, version=2, checksums=[1, 2, 3, 4, 5, (1 << 64) - 1])
+    opened = SEALER.open(SEALER.seal(earlier))
+    assert opened == earlier
+    assert opened.sums == b""
+    opened.check(10, LAYOUT)
 
 
 @pytest.mark.parametrize("num_checksums", [0, 1, 32, 4096])
@@ -68,12 +77,12 @@ def test_the_largest_ticket_opens_whatever_its_numbers_are(num_checksums: int) -
         generations=[most] * num_blocks,
         first_layer=1 << 40,
         end_layer=1 << 40,
-        checksums=[most] * num_blocks * num_checksums,
+        checksums=bytes(8 * num_blocks * num_checksums),
     )
     sealer = make_sealer(name)
     assert sealer.open(sealer.seal(ticket)) == ticket
     with pytest.raises(ValueError, match="more than 2097152"):
-        sealer.seal(msgspec.structs.replace(ticket, checksums=[most] * (MAX_TICKET_BYTES // 9)))
+        sealer.seal(msgspec.structs.replace(ticket, checksums=bytes(MAX_TICKET_BYTES)))
 
 
 @given(st.integers(0, len(SEALED) * 8 - 1))
@@ -155,7 +164,7 @@ def test_a_ticket_fits_its_own_pool() -> None:
         (10, 4, {"first_token": 1 << 40}),
         (10, 4, {"first_layer": 2}),
         (10, 4, {"end_layer": 3}),
-        (10, 4, {"checksums": [1] * 5}),
+        (10, 4, {"checksums": bytes(5 * 8)}),
     ],
 )
 def test_a_ticket_that_does_not_fit_is_refused(

@@ -119,7 +119,7 @@ def device_ranked(
     That of one rank has the native decoder.
     """
     model = model_of(path, num_ranks, block_size, num_stages, hosts)
-    memory = make_kv_memory(NodeConfig(), NodeRole.DECODE, model)
+    memory = make_kv_memory(NodeRole.DECODE, model)
     ranks: DeviceRanks | None = None
     if model.has_device_ranks:
         cores = tuple(sorted(os.sched_getaffinity(0)))

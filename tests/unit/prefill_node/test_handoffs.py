@@ -514,7 +514,7 @@ async def test_what_no_ticket_has_room_for_takes_several() -> None:
     """With checksums for each KV head, as models with many heads and long prompts have them."""
     layout = KvLayout(2, num_kv_heads=4096, head_dim=1, block_size=1, dtype=KvDtype.FLOAT32)
     node = Node(announce_bytes=1, layout=layout, num_blocks=130)
-    assert node.exporter.max_ticket_blocks == 56
+    assert node.exporter.max_ticket_blocks == 63
     heard: list[msgspec.Struct] = []
     node.handoffs.open("r")
     node.handoffs.subscribe("r", heard.append)
@@ -528,12 +528,12 @@ async def test_what_no_ticket_has_room_for_takes_several() -> None:
     node.handoffs.layers_done(rows, 1)  # of more tokens than a ticket has room for
     assert parts(heard) == [(0, 20, 0, 1), (0, 20, 1, 2)]
     node.finish(request)
-    assert parts(heard)[2:] == [(20, 76, 0, 2), (76, 130, 0, 2)]
+    assert parts(heard)[2:] == [(20, 83, 0, 2), (83, 130, 0, 2)]
     assert isinstance(heard[-1], HandoffRecord)
     assert heard[-1].ticket
     del heard[:]
     node.handoffs.renew("r", heard.append)
-    assert parts(heard) == [(0, 56, 0, 2), (56, 112, 0, 2), (112, 130, 0, 2)]
+    assert parts(heard) == [(0, 63, 0, 2), (63, 126, 0, 2), (126, 130, 0, 2)]
     assert [m.is_restart for m in heard if isinstance(m, Announcement)] == [True, False, False]
     assert node.failed == []
     node.abandon(request)

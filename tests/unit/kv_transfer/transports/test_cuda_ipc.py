@@ -220,8 +220,7 @@ async def test_checksums_are_not_checked_on_a_gpu(
     pair: GpuPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exporter with a pool in CPU memory may have made some."""
-    wrong = [1, 2, 3, 4]
-    assert len(wrong) == 2 * SMALL.num_kv_heads
+    wrong = bytes(8 * 2 * SMALL.num_kv_heads)
     monkeypatch.setattr(pair.exporter, "_checksums", lambda *_: wrong)
     ticket = pair.issue(3, 5)
     assert read_ticket(ticket).checksums == wrong

@@ -52,7 +52,7 @@ def on_gpu(on_cpu: NodeModel) -> NodeModel:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_cpu_has_an_exported_pool(on_cpu: NodeModel, role: NodeRole) -> None:
-    pool = make_kv_memory(NodeConfig(checksums=True), role, on_cpu)
+    pool = make_kv_memory(role, on_cpu)
     assert isinstance(pool, ExportedPool)
     buffer = engine_buffer(pool)
     assert isinstance(buffer, np.ndarray)
@@ -79,7 +79,7 @@ def test_memory_that_is_not_there_when_it_is_to_be_committed() -> None:
 def test_a_gpu_has_a_pool_that_the_engine_uses_as_it_is(
     host: FakeHost, on_gpu: NodeModel, role: NodeRole
 ) -> None:
-    pool = make_kv_memory(NodeConfig(), role, on_gpu, host.driver)
+    pool = make_kv_memory(role, on_gpu, host.driver)
     assert isinstance(pool, DevicePool)
     assert (pool.num_blocks, pool.block_bytes) == (5, on_gpu.layout.block_bytes)
     assert pool.driver.device == 1
@@ -92,7 +92,7 @@ def test_without_cupy_a_prefill_node_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ConfigError, match=r"cannot share its KV: .*pip install -e '\.\[cuda\]'"):
-        make_kv_memory(NodeConfig(), NodeRole.PREFILL, on_gpu)
+        make_kv_memory(NodeRole.PREFILL, on_gpu)
 
 
 def test_without_cupy_a_decode_node_serves_co_located_only(
@@ -100,22 +100,16 @@ def test_without_cupy_a_decode_node_serves_co_located_only(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with caplog.at_level(logging.WARNING):
-        pool = make_kv_memory(NodeConfig(), NodeRole.DECODE, on_gpu)
+        pool = make_kv_memory(NodeRole.DECODE, on_gpu)
     assert isinstance(pool, PrivatePool)
     assert engine_buffer(pool) is None
     assert "no KV can move to or from this node" in caplog.text
 
 
-def test_checksums_are_refused_on_a_gpu(host: FakeHost, on_gpu: NodeModel) -> None:
-    with pytest.raises(ConfigError, match="checksums are computed from CPU memory"):
-        make_kv_memory(NodeConfig(checksums=True), NodeRole.PREFILL, on_gpu, host.driver)
-    assert not host.memory
-
-
 def test_a_gpu_without_room(host: FakeHost, on_gpu: NodeModel) -> None:
     host.errors["allocate"] = "out of memory"
     with pytest.raises(ConfigError, match=r"5 blocks on cuda:1: out of memory; lower kv_memory"):
-        make_kv_memory(NodeConfig(), NodeRole.DECODE, on_gpu, host.driver)
+        make_kv_memory(NodeRole.DECODE, on_gpu, host.driver)
 
 
 # ---- the host tier -----------------------------------------------------------------------------
@@ -141,7 +135,7 @@ def test_ranks_have_a_place_in_every_slot(host: FakeHost, on_gpu: NodeModel) -> 
     blocks = make_tier_blocks(tiered(str(3 * sum(sizes))), model, Machine(host.driver))
     assert isinstance(blocks, PinnedHostBlocks)
     assert [region.num_bytes for region in blocks.regions] == [3 * size for size in sizes]
-    memory = make_kv_memory(NodeConfig(), NodeRole.DECODE, model, host.driver)
+    memory = make_kv_memory(NodeRole.DECODE, model, host.driver)
     tier = make_tier(blocks, memory, BlockPool(memory.num_blocks, 16))
     assert tier is not None
     assert tier.tier.block_bytes == memory.block_bytes

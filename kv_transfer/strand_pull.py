@@ -1,0 +1,119 @@
+"""What a pull reads over one strand, compared with the checksums of its ticket."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from kv_transfer.checksum import ArrivedSums, Summing
+from kv_transfer.links.sharded_link import Strand
+from kv_transfer.memory import ExportedPool, KvPool
+from kv_transfer.spans.box import BlockRun, KvBox
+from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box
+from kv_transfer.statistics import PullerStatistics
+from kv_transfer.threads import CancelFlag, CopyThreads
+from kv_transfer.ticket import Ticket
+from kv_transfer.transports.interface import Read
+from pdserve.shared.errors import CorruptTransfer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What strands of a pull have moved."""
+
+    num_bytes: int
+    read_s: float  # in the transport
+
+
+@dataclass(frozen=True, slots=True)
+class PullTools:
+    """What all pulls of a puller use."""
+
+    groups: tuple[int, ...]  # of the model's layers: see checksum.py
+    threads: CopyThreads
+    statistics: PullerStatistics
+
+
+class StrandPull:
+    """Reads boxes of one ticket over one strand, into the blocks of one part of the pool."""
+
+    __slots__ = ("_destination", "_pool", "_sealed", "_strand", "_ticket", "_tools")
+
+    def __init__(
+        self,
+        tools: PullTools,
+        strand: Strand,
+        sealed: bytes,
+        ticket: Ticket,
+        destination: BlockRun,
+        pool: KvPool,
+    ) -> None:
+        self._tools = tools
+        self._strand = strand
+        self._sealed, self._ticket = sealed, ticket
+        self._destination, self._pool = destination, pool
+
+    async def read(self, boxes: Sequence[KvBox]) -> Moved:
+        """Read boxes of the same tokens. If their checksums are wrong, read them once more.
+
+        Raises:
+            CorruptTransfer: they were wrong again.
+        """
+        try:
+            return await self._read(boxes)
+        except CorruptTransfer as error:
+            log.warning("%s", error)
+            self._tools.statistics.corrupt += 1
+            self._tools.statistics.retried += 1
+            return await self._read(boxes)
+
+    async def _read(self, boxes: Sequence[KvBox]) -> Moved:
+        """Read the boxes, one read per plan."""
+        layout, ticket, pool = self._strand.link.welcome.layout, self._ticket, self._pool
+        arrived = None
+        if ticket.sums and isinstance(pool, ExportedPool):
+            arrived = ArrivedSums(ticket, layout, self._tools.groups, boxes)
+        num_bytes, read_s = 0, 0.0
+        for part in self._parts(boxes):
+            block_ids, generations = ticket.blocks_between(part.begin, part.end, layout.block_size)
+            source = BlockRun(layout, block_ids, layout.full_blocks(part.begin))
+            summing = Summing(source, self._destination, part) if arrived is not None else None
+            spans = summing.spans if summing is not None else None
+            if spans is None:
+                spans = await self._plan(source, part)
+            size = part.num_bytes(layout)
+            read = Read(self._sealed, part, block_ids, generations, spans, size, pool, summing)
+            started_s = time.perf_counter()
+            await self._strand.link.read(read)
+            read_s += time.perf_counter() - started_s
+            num_bytes += size
+            if arrived is not None and summing is not None:
+                await self._add_up(summing, size)
+                arrived.add(summing, part)
+        if arrived is not None:
+            arrived.check()
+        return Moved(num_bytes, read_s)
+
+    def _parts(self, boxes: Sequence[KvBox]) -> Sequence[KvBox]:
+        layout, ours = self._strand.link.welcome.layout, self._destination.layout
+        if len(boxes) == 1:
+            return split_box(layout, ours, boxes[0])
+        return [part for box in boxes for part in split_box(layout, ours, box)]
+
+    async def _plan(self, source: BlockRun, box: KvBox) -> Spans:
+        plan = partial(plan_spans, source, self._destination, box)
+        if is_quick(source.layout, self._destination.layout, box):
+            return plan()
+        return await self._tools.threads.run(plan, CancelFlag())
+
+    async def _add_up(self, summing: Summing, num_bytes: int) -> None:
+        """Add up what has arrived, unless the transport did so as it copied."""
+        if not summing.is_done and isinstance(self._pool, ExportedPool):
+            cancel = CancelFlag()
+            add_up = partial(summing.add_up, self._pool.flat, cancel)
+            await self._tools.threads.move(add_up, cancel, num_bytes)
