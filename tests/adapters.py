@@ -54,6 +54,9 @@ def make_adapter(
         tensors[f"{key}_B.weight"] = size * torch.randn(num_out, rank, generator=generator)
         if config.get("lora_bias"):
             tensors[f"{key}_B.bias"] = size * torch.randn(num_out, generator=generator)
+        if config.get("use_dora"):
+            stretch = 1 + 0.3 * torch.randn(num_out, generator=generator)
+            tensors[f"{key}_magnitude_vector"] = stretch * weight.float().norm(dim=1)
     tensors |= own or {}
     save_file(tensors, folder / "adapter_model.safetensors")
     said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(modules)}

@@ -28,6 +28,7 @@ struct Expansion {
     int64_t width;                // even
     const int32_t* first_ranks;   // of each panel; -1: nothing is added to it
     const float* bias;            // [panels * 16], or null
+    const float* factors;         // likewise: of what the packed matrix gives, before its bias
 };
 
 // What some rows of y get besides, before it is stored: that of adapters.

@@ -34,6 +34,7 @@ from pdserve.engine.request import Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
+from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.node.adapters import NodeAdapters
 from pdserve.node.legs import Legs
 from pdserve.node.prefixes.cost import PullCosts
@@ -191,12 +192,14 @@ def make_parts(
     )
 
 
-def use_loaded(parts: NodeParts, runner: ModelRunner, draft: DraftModel | Head | None) -> None:
+def use_loaded(
+    parts: NodeParts, runner: ModelRunner, checkpoint: Checkpoint, draft: DraftModel | Head | None
+) -> None:
     """Have the engine wait for masks of grammars, and drafts follow them and a draft model.
 
-    Adapters can be loaded from now on.
+    Adapters of the checkpoint's model can be loaded from now on.
     """
-    parts.adapters.begin(_adapter_store(runner.model, parts.config.engine))
+    parts.adapters.begin(_adapter_store(runner.model, checkpoint, parts.config.engine))
     engine, config, step_s = parts.engine, parts.config, parts.perf.step_s
     engine.hold = partial(runner.grammars.hold, wake=engine.wake)
     parts.speculation.follow(runner.grammars, forces=asks(config.speculation, "grammar"))
@@ -263,10 +266,10 @@ def _make_engine(
     return Engine(queues, NoPolicy(), model.eos_token_ids)
 
 
-def _adapter_store(model: Decoder, engine: EngineConfig) -> Adapters:
+def _adapter_store(model: Decoder, checkpoint: Checkpoint, engine: EngineConfig) -> Adapters:
     """Return the adapters of a model, with room for one that others then leave for."""
     most_bytes = 2 * parse_bytes(engine.adapter_memory)
-    return Adapters(ModelPlan.of(model.config), model, most_bytes)
+    return Adapters(ModelPlan.of(model.config), model, most_bytes, checkpoint)
 
 
 async def _steps_done(*engines: Engine | None) -> None:

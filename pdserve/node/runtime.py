@@ -247,7 +247,7 @@ class Node:
         runner, known = await unless_rank_lost(loading, self._ranks.lost, self._end_sick)
         await unless_rank_lost(self._ranks.share_kv(self._parts), self._ranks.lost, self._end_sick)
         self._parts.perf.costs = known.costs
-        use_loaded(self._parts, runner, self.loading.draft)
+        use_loaded(self._parts, runner, self._model.checkpoint, self.loading.draft)
         if self.loading.slowdowns is not None:
             await self._split(runner, self.loading.slowdowns)
         self._memory.bump(range(self._memory.num_blocks))  # nobody's are what profiling wrote

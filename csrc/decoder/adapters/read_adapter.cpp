@@ -74,8 +74,20 @@ public:
             }
         }
         owned_.owners.push_back(std::move(first_ranks));
-        made.b = {b.weights, is_bfloat16, b.num_in, numbers, b.bias};
+        made.b = {b.weights, is_bfloat16, b.num_in, numbers, b.bias, nullptr};
+        if (nb::object factors = object.attr("factors"); !factors.is_none()) {
+            made.b.factors = factors_of(std::move(factors), num_lanes);
+        }
         return made;
+    }
+
+    const float* factors_of(nb::object object, int64_t num_lanes) {
+        const TensorView factors(object, "factors");
+        factors.expect_type({ElementType::kFloat32});
+        factors.expect_shape({num_lanes}, "[panels * 16]");
+        factors.expect_contiguous();
+        owned_.owners.push_back(std::move(object));
+        return factors.data<float>();
     }
 
     // -1: any size.

@@ -36,6 +36,8 @@ PDSERVE_INLINE void expand_rows(const Expansion& expansion, int64_t panel, int p
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) totals[r][v] = start;
     }
+    const float* factors =
+        expansion.factors == nullptr ? nullptr : expansion.factors + panel * kPanelOutputs;
     const int64_t num_units = expansion.width / Reader::kSteps;
     const int64_t panel_bytes = num_units * kUnitBytes;
     const auto* unit = static_cast<const uint8_t*>(expansion.weights) + panel * panel_bytes;
@@ -69,7 +71,9 @@ PDSERVE_INLINE void expand_rows(const Expansion& expansion, int64_t panel, int p
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
             float* y = sums + r * sum_stride + v * kLanes;
-            store(y, load(y) + totals[r][v]);
+            FloatLanes base = load(y);
+            if (factors != nullptr) base = base * load(factors + v * kLanes);
+            store(y, base + totals[r][v]);
         }
     }
 }

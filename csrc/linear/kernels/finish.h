@@ -67,10 +67,10 @@ public:
         if (call_.scales != nullptr && call_.scale_stride == 0) {
             change(part, call_.scales, [](FloatLanes y, FloatLanes scale) { return y * scale; });
         }
+        if (call_.delta.expansions != nullptr) expand(call_.delta, part);
         if (call_.bias != nullptr) {
             change(part, call_.bias, [](FloatLanes y, FloatLanes bias) { return y + bias; });
         }
-        if (call_.delta.expansions != nullptr) expand(call_.delta, part);
         switch (call_.result) {
             case Result::kStore:
                 call_.is_bfloat16 ? put_all<BFloat16>(part) : put_all<float>(part);

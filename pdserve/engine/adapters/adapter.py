@@ -18,11 +18,15 @@ _ROWS: Final = 16_384  # compared at a time
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """B (A x) + bias, which is added to a product. The adapter's scale is in B and bias already."""
+    """B (A x) + bias, which is added to a product. The adapter's scale is in B and bias already.
+
+    What the model's own matrix gives is multiplied by `factors` before, its bias is not.
+    """
 
     a: Tensor  # [rank, in_features] float32; tensors that are fused in its file share it
     b: Tensor  # [out_features, rank] float32
     bias: Tensor | None = None  # [out_features] float32
+    factors: Tensor | None = None  # [out_features] float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +72,5 @@ class Adapter:
             is_summed = len(matrix.columns) < own.a.shape[1]
             has_bias = own.bias is not None and not (is_summed and shard.rank)
             bias = own.bias[cut] if own.bias is not None and has_bias else None
-            yield rows, LowRank(own.a[:, columns], own.b[cut], bias)
+            factors = None if own.factors is None else own.factors[cut]
+            yield rows, LowRank(own.a[:, columns], own.b[cut], bias, factors)

@@ -54,6 +54,7 @@ _IGNORED: Final = frozenset(
         "alpha_pattern",
         "use_rslora",
         "lora_bias",
+        "use_dora",
         "init_lora_weights",
     ]
 )
@@ -62,7 +63,6 @@ _NEUTRAL: Final[tuple[object, ...]] = (None, False, "none", {}, [])
 # Initialisations that change the model itself: A and B alone are not the adapter then.
 _CHANGE_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _WHY: Final = {
-    "use_dora": "DoRA normalises the merged weights",
     "alora_invocation_tokens": "aLoRA begins in the middle of a prompt",
     "fan_in_fan_out": "the served models have no transposed matrices",
     "bias": "it replaces biases of the model",
@@ -81,6 +81,7 @@ class AdapterConfig:
     alphas: dict[str, float]  # likewise
     uses_rslora: bool
     has_bias: bool
+    uses_dora: bool
     has_parameters: bool  # adapted as such, which gives routers' names another end
 
     def rank_of(self, module: str) -> int:
@@ -98,7 +99,7 @@ class AdapterConfig:
         """Equal for configs of the same arithmetic. The order of patterns is part of it."""
         ranks, alphas = [*self.ranks.items()], [*self.alphas.items()]
         said = (self.rank, self.alpha, ranks, alphas, self.uses_rslora, self.has_bias)
-        return json.dumps(said).encode()
+        return json.dumps((*said, "dora") if self.uses_dora else said).encode()
 
 
 def read_config(folder: Path) -> AdapterConfig:
@@ -123,6 +124,7 @@ def read_config(folder: Path) -> AdapterConfig:
         alphas=_patterns(fields, "alpha_pattern", float),
         uses_rslora=fields.boolean("use_rslora", False),
         has_bias=fields.boolean("lora_bias", False),
+        uses_dora=fields.boolean("use_dora", False),
         has_parameters=bool(fields.texts("target_parameters")),
     )
 

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from pdserve.engine.adapters.adapter import Adapter, LowRank
 from pdserve.engine.adapters.config import AdapterConfig, read_config
+from pdserve.engine.adapters.dora import normalised
 from pdserve.engine.adapters.targets import Targets, of_experts
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.finite import check_finite
 from pdserve.engine.weights.stored import listed
+from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.shared.errors import AdapterRefused, ModelError
 
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
@@ -29,19 +31,30 @@ _FUSED_INSIDE: Final = ".base_layer"  # of two adapted parameters of one module,
 _DIGEST_CHARS: Final = 32
 _TENSOR: Final = re.compile(
     r"(?P<module>.+?)\.(?P<kind>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A"
-    r"|lora_embedding_B|base_layer\.weight|weight)"
+    r"|lora_embedding_B|lora_magnitude_vector(\.weight)?|base_layer\.weight|weight)"
 )
-_KINDS: Final = {"lora_embedding_A": "lora_A.weight", "lora_embedding_B": "lora_B.weight"}
+_LENGTHS: Final = "lora_magnitude_vector"
+_KINDS: Final = {
+    "lora_embedding_A": "lora_A.weight",
+    "lora_embedding_B": "lora_B.weight",
+    f"{_LENGTHS}.weight": _LENGTHS,
+}
 _FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def read_adapter(folder: Path, plan: ModelPlan, max_bytes: int | None = None) -> Adapter:
+def read_adapter(
+    folder: Path,
+    plan: ModelPlan,
+    max_bytes: int | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Adapter:
     """Read an adapter, and check it against the model.
 
     Args:
         folder: with adapter_config.json and adapter_model.safetensors.
         plan: of the whole model.
         max_bytes: of its tensors; None: any.
+        checkpoint: of the model, to which DoRA refers; None: it is refused.
 
     Raises:
         AdapterRefused: it is damaged, of another model, or of a kind that is not served; says which
@@ -52,7 +65,7 @@ def read_adapter(folder: Path, plan: ModelPlan, max_bytes: int | None = None) ->
     try:
         config, file = read_config(folder), folder / WEIGHTS_FILE
         tensors = _tensors(file, max_bytes)
-        return _Reading(config, plan, file, tensors).adapter()
+        return _Reading(config, plan, file, tensors, checkpoint).adapter()
     except AdapterRefused:
         raise
     except ModelError as error:
@@ -89,7 +102,9 @@ class _Reading:
     plan: ModelPlan
     file: Path
     tensors: dict[str, Tensor]
+    checkpoint: Checkpoint | None  # of the model
     modules: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # name |-> kind |-> tensor
+    lengths: dict[str, Tensor] = field(default_factory=dict)  # of DoRA's merged rows, by part
     targets: Targets = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,6 +120,10 @@ class _Reading:
         ends = {name: self.modules.pop(name, {}) for name in (EMBEDDING, HEAD)}
         for module, kinds in self.modules.items():
             parts |= self._parts(module, kinds)
+        if self.lengths:
+            if self.checkpoint is None:
+                raise AdapterRefused(f"{self.file}: DoRA needs the model's own weights")
+            parts |= dict(normalised(parts, self.lengths, self.checkpoint, self.plan))
         size = (self.plan.config.vocab_size, self.plan.config.hidden_size)
         embedding, own_embedding = self._end(EMBEDDING, ends[EMBEDDING], (size[1], size[0]))
         head, own_head = self._end(HEAD, ends[HEAD], size)
@@ -155,7 +174,10 @@ class _Reading:
             )
         end = ".weight" if target.is_router and self.config.has_parameters else ""
         shape = (target.num_out, target.num_in)
-        return target.parts(self._low_rank(module, kinds, shape, module + end))
+        found = target.parts(self._low_rank(module, kinds, shape, module + end))
+        if self.config.uses_dora:
+            self.lengths |= target.split(kinds[_LENGTHS])
+        return found
 
     def _experts(
         self, experts: str, module: str, kinds: Mapping[str, Tensor]
@@ -204,6 +226,12 @@ class _Reading:
         }
         if self.config.has_bias:
             sizes["lora_B.bias"] = (num_out,)
+        if self.config.uses_dora:
+            sizes[_LENGTHS] = (num_out,)
+            if count > 1 or patterned in (EMBEDDING, HEAD):
+                raise AdapterRefused(
+                    f"{self.file}: DoRA of {module} is not served, but that of attention and MLPs"
+                )
         for kind, expected in sizes.items():
             if kind not in kinds:
                 raise AdapterRefused(f"{self.file} lacks {kind} of {module}")

@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.adapters.read import read_adapter
 from pdserve.engine.plan.model import ModelPlan
+from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.shared.errors import AdapterNotLoaded, CapacityError
 
 MOST_BYTES: Final = 4 << 30
@@ -33,11 +34,24 @@ class Adapters:
     the same name with other bytes is another digest, so both are there meanwhile.
     """
 
-    def __init__(self, plan: ModelPlan, decoder: AdapterTaker, max_bytes: int = MOST_BYTES) -> None:
-        """`plan` is of the whole model; `max_bytes` bounds all adapters together, as float32."""
+    def __init__(
+        self,
+        plan: ModelPlan,
+        decoder: AdapterTaker,
+        max_bytes: int = MOST_BYTES,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        """
+        Args:
+            plan: of the whole model.
+            decoder: that computes with them.
+            max_bytes: of all adapters together, as float32.
+            checkpoint: of the model; None: DoRA is refused.
+        """
         self._plan = plan
         self._decoder = decoder
         self._max_bytes = max_bytes
+        self._checkpoint = checkpoint
         self._num_bytes: dict[str, int] = {}  # by digest
         self._lock = Lock()
         self._turn = Lock()  # one is read at a time, which bounds memory
@@ -50,7 +64,7 @@ class Adapters:
             CapacityError: there is no room for it.
         """
         with self._turn:
-            adapter = read_adapter(path, self._plan, self._max_bytes)
+            adapter = read_adapter(path, self._plan, self._max_bytes, self._checkpoint)
             with self._lock:
                 if adapter.digest in self._num_bytes:
                     return adapter

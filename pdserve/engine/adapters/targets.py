@@ -32,6 +32,10 @@ class Target:
         """Rows of its matrix."""
         return max(place.first_row + count for _, place, count in self.pieces)
 
+    def split(self, numbers: Tensor) -> dict[str, Tensor]:
+        """Divide one number for each row among the parts of the plan."""
+        return {name: numbers[_rows(place, count)] for name, place, count in self.pieces}
+
     def parts(self, whole: LowRank) -> dict[str, LowRank]:
         """Divide what is added to it among the parts of the plan."""
         found = {}

@@ -41,8 +41,12 @@ class AdaptedLinear(Linear):
         y = Linear.__call__(self, x)
         for addition in self.additions:
             rows, low_rank = addition.rows, addition.low_rank
-            made = added(x[rows].float(), low_rank)
-            y[rows, addition.columns] = (y[rows, addition.columns] + made).to(y.dtype)
+            own = y[rows, addition.columns].float()
+            if low_rank.factors is not None:
+                bias = 0.0 if self.bias is None else self.bias[addition.columns].float()
+                own = (own - bias) * low_rank.factors.to(own.device) + bias
+            made = own + added(x[rows].float(), low_rank)
+            y[rows, addition.columns] = made.to(y.dtype)
         return y
 
     def of_rows(self, rows: Tensor) -> AdaptedLinear:

@@ -34,6 +34,7 @@ class NativeAddition:
     a: PackedLinear  # [ranks of all parts, num_in]
     b: PackedLinear  # [lanes of the matrix, most ranks of a panel], with its bias
     first_ranks: Tensor  # [panels] int32: of A's rows, that a panel reads; -1: it gets nothing
+    factors: Tensor | None  # [lanes of the matrix], of what that gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +113,14 @@ def _packed(
     num_panels = num_lanes // PANEL_OUTPUTS
     firsts, ends = torch.full((num_panels,), num_ranks), torch.zeros(num_panels, dtype=torch.int64)
     whole, bias = torch.zeros(num_lanes, num_ranks), torch.zeros(num_lanes)
+    factors = torch.ones(num_lanes)
     for rows, each in own:
         first, rank = starts[each.a.data_ptr()], each.b.shape[1]
         whole[lanes[rows], first : first + rank] = each.b
         if each.bias is not None:
             bias[lanes[rows]] = each.bias
+        if each.factors is not None:
+            factors[lanes[rows]] = each.factors
         panels = torch.unique(lanes[rows] // PANEL_OUTPUTS)
         firsts[panels] = firsts[panels].clamp(max=first)
         ends[panels] = ends[panels].clamp(min=first + rank + -rank % _RANK_UNIT)
@@ -129,6 +133,7 @@ def _packed(
         pack(torch.cat(every_a).to(dtype), form=form),
         pack(whole.gather(1, columns).to(dtype), bias if has_bias else None, form=form),
         torch.where(ends > 0, starts_read, -1).to(torch.int32),
+        factors if any(each.factors is not None for _, each in own) else None,
     )
 
 

@@ -172,14 +172,15 @@ def test_drafts_of_adapted_streams_change_no_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variant", _native.kernel_variants())
 def test_all_builds_add_the_same(variant: str, tmp_path: Path) -> None:
-    """Odd ranks and shapes, gated or not, with biases, in a batch that mixes adapters."""
-    base = make_checkpoint(tmp_path / "base", "llama", intermediate_size=72)
+    """Odd ranks and shapes, gated or not, with biases or DoRA, in a batch that mixes adapters."""
+    base = make_checkpoint(tmp_path / "base", "qwen2", intermediate_size=72)
     checkpoint = resolve_checkpoint(str(base))
     plan = ModelPlan.of(load_model_config(checkpoint), form=FLOAT32)
-    adapters = [
-        read_adapter(make_adapter(tmp_path / f"a{n}", base, rank=3 + 8 * n, lora_bias=True), plan)
-        for n in range(2)
+    folders = [
+        make_adapter(tmp_path / "a", base, rank=3, lora_bias=True),
+        make_adapter(tmp_path / "b", base, rank=11, use_dora=True),
     ]
+    adapters = [read_adapter(folder, plan, checkpoint=checkpoint) for folder in folders]
     rows = []
     for n, num_tokens in enumerate((1, 5, 30, 2)):
         digest = ["", adapters[0].digest, adapters[1].digest, adapters[0].digest][n]

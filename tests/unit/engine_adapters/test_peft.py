@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pdserve.engine.adapters.read import read_adapter
 from pdserve.engine.plan.model import ModelPlan
+from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.matrix import matrix
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
@@ -31,6 +32,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
             "lora_bias": True,
         },
     ),
+    ("llama", ALL | {"use_dora": True, "rank_pattern": {"q_proj": 3}}),
     ("mixtral", ALL),  # router and fused experts as parameters
     ("llama", {"r": 4, "target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
     ("phi3", ALL),
@@ -45,6 +47,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("granite", {"r": 3, "target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
     ("granite4", ALL),
     ("cohere2", ALL),
+    ("phi3", ALL | {"use_dora": True, "use_rslora": True}),
+    ("glm", {"r": 3, "target_modules": ["q_proj", "up_proj"], "use_dora": True}),  # biases
+    ("gemma3", {"r": 3, "target_modules": ["v_proj", "down_proj"], "use_dora": True}),
 ]
 
 
@@ -58,7 +63,9 @@ def saved(folder: Path, base: Path, prompt: list[int], **config: Any) -> tuple[T
     ids = torch.tensor([prompt])
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
-            if "lora_" in name:
+            if "magnitude" in name:
+                parameter.mul_(1 + 0.3 * torch.randn_like(parameter))
+            elif "lora_" in name:
                 size = 0.3 if "_A" in name else 0.05
                 parameter.copy_(size * torch.randn_like(parameter))
             elif "modules_to_save" in name:
@@ -70,14 +77,15 @@ def saved(folder: Path, base: Path, prompt: list[int], **config: Any) -> tuple[T
 
 
 @pytest.mark.filterwarnings("ignore")  # of PEFT, about what it saves
-@pytest.mark.parametrize(("family", "config"), matrix(CASES, 3))
+@pytest.mark.parametrize(("family", "config"), matrix(CASES, 4))
 def test_logits_are_those_of_peft(family: str, config: dict[str, Any], tmp_path: Path) -> None:
     base, prompt = make_checkpoint(tmp_path / "base", family), make_prompt(60)
     expected, plain = saved(tmp_path / "adapter", base, prompt, **config)
     assert (expected - plain).abs().max() > 1
     for kind in DecoderKind:
         node = Node.load(base, kind)
-        adapter = read_adapter(tmp_path / "adapter", ModelPlan.of(node.model.config))
+        plan = ModelPlan.of(node.model.config)
+        adapter = read_adapter(tmp_path / "adapter", plan, checkpoint=resolve_checkpoint(str(base)))
         node.model.take_adapter(adapter)
         found = node.logits(prompt, adapter=adapter.digest)
         assert (found - expected).abs().max() < 5e-4, kind

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.adapters.config import read_config
@@ -87,7 +89,7 @@ def test_scale_and_bias_are_in_what_is_read(tmp_path: Path, base: Path, plan: Mo
         ({"peft_type": "LOHA"}, "only LORA"),
         ({"r": 0}, "r is 0"),
         ({"r": 5}, "has the shape"),
-        ({"use_dora": True}, "use_dora is True"),
+        ({"use_dora": True}, "lacks lora_magnitude_vector"),
         ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the model's own weights"),
         ({"bias": "all"}, "bias is 'all'"),
@@ -131,7 +133,6 @@ def test_a_tensor_is_refused_by_its_name(
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        ("model.layers.0.self_attn.q_proj.lora_magnitude_vector", (64,)),
         ("model.layers.0.input_layernorm.weight", (64,)),
         ("model.layers.9.self_attn.q_proj.lora_A.weight", (4, 64)),
         ("model.embed_tokens.weight", (300, 64)),
@@ -145,6 +146,27 @@ def test_what_is_not_served_is_refused_by_its_name(
     folder = make_adapter(tmp_path / "adapter", base, own=own)
     with pytest.raises(AdapterRefused, match=name.removesuffix(".weight").split(".lora_A")[0]):
         read_adapter(folder, plan)
+
+
+def test_dora_is_served_where_its_config_says_so_and_nothing_is_zero(
+    tmp_path: Path, base: Path, plan: ModelPlan
+) -> None:
+    folder = make_adapter(tmp_path / "adapter", base, modules=("q_proj",), use_dora=True)
+    with pytest.raises(AdapterRefused, match="needs the model's own weights"):
+        read_adapter(folder, plan)
+    checkpoint = resolve_checkpoint(str(base))
+    adapter = read_adapter(folder, plan, checkpoint=checkpoint)
+    zeros = shutil.copytree(base, tmp_path / "zeros")
+    weights = load_file(base / "model.safetensors")
+    weights[f"model.{Q}.weight"][5] = 0
+    save_file(weights, zeros / "model.safetensors")
+    edit_tensors(folder, **{f"{Q}.lora_B.weight": torch.zeros(64, 4)})
+    with pytest.raises(AdapterRefused, match="a merged row of zeros"):
+        read_adapter(folder, plan, checkpoint=resolve_checkpoint(str(zeros)))
+    edit_adapter(folder, use_dora=False)
+    with pytest.raises(AdapterRefused, match="lora_magnitude_vector of model"):
+        read_adapter(folder, plan, checkpoint=checkpoint)
+    assert adapter.parts[f"model.{Q}"].factors is not None
 
 
 def test_files_that_are_damaged_or_too_large_are_refused(folder: Path, plan: ModelPlan) -> None:
