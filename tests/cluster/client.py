@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -235,3 +235,50 @@ def _shown(byte: bytes) -> str:
 
 
 _IDS = _ids()
+
+
+class EventStream:
+    """A stream of events under a key, with what a client needs to come back to it."""
+
+    def __init__(self, url: str, key: str, last_id: str | None = None, **fields: Any) -> None:
+        self.events: list[dict[str, Any]] = []  # without the time of their creation
+        self.last_id = ""
+        self.is_done = False
+        self._url = url
+        self._headers = {"Idempotency-Key": key}
+        if last_id is not None:
+            self._headers["Last-Event-ID"] = last_id
+        self._body = {"model": MODEL, "stream": True, "ignore_eos": True}
+        self._body |= {"return_token_ids": True} | fields
+
+    async def read(self, num_events: int, then: Callable[[], None] = lambda: None) -> None:
+        """Read to its end, or until it breaks; call `then` when there are so many events."""
+        async with aiohttp.ClientSession() as session:
+            path = f"{self._url}/v1/completions"
+            async with session.post(path, json=self._body, headers=self._headers) as response:
+                assert response.status == 200, await response.text()
+                try:
+                    while line := await response.content.readline():
+                        if self._take(line) and len(self.events) == num_events:
+                            then()
+                except aiohttp.ClientError:
+                    assert not self.is_done
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What all events have told."""
+        return [i for event in self.events for i in event["choices"][0]["token_ids"]]
+
+    def _take(self, line: bytes) -> bool:
+        """Take one line in; returns whether it was an event's."""
+        name, _, value = line.decode().strip().partition(": ")
+        if name == "id":
+            self.last_id = value
+        elif value == "[DONE]":
+            self.is_done = True
+        elif name == "data":
+            event = json.loads(value)
+            del event["created"]
+            self.events.append(event)
+            return True
+        return False

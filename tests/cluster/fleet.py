@@ -201,13 +201,16 @@ class SecondCoordinator:
     It runs within the context, which may be entered again: then it is back on the same ports.
     """
 
-    def __init__(self, checkpoint: Path, store: str = IN_MEMORY, **fields: Any) -> None:
+    def __init__(self, checkpoint: Path | None, store: str = IN_MEMORY, **fields: Any) -> None:
+        """`checkpoint`: None: `fields` have `models`."""
         answers = replace(fields.pop("answers", AnswerConfig()), store=store)
         self._ports = [ReservedPort("127.0.0.1"), ReservedPort("127.0.0.1")]
         self._config = CoordinatorConfig(
             port=self._ports[0].port,
             grpc_port=self._ports[1].port,
-            checkpoint=CheckpointConfig(model=str(checkpoint), served_model_name=MODEL),
+            checkpoint=CheckpointConfig(model=str(checkpoint), served_model_name=MODEL)
+            if checkpoint
+            else CheckpointConfig(),
             answers=answers,
             timeouts=Timeouts(**LONG_S).part(CoordinatorTimeouts),
             **fields,

@@ -24,7 +24,7 @@ from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.settings.answers import AnswerConfig
 from tests.architecture.repository import ROOT
 from tests.cluster.checkpoints import make_prompt
-from tests.cluster.client import DEADLINE_S, MODEL, Client, Follower
+from tests.cluster.client import DEADLINE_S, MODEL, Client, EventStream, Follower
 from tests.cluster.fleet import (
     HEARD_S,
     Fleet,
@@ -40,53 +40,6 @@ NODES = ("prefill-0", "decode-0")
 STREAMED = 300
 LONG = 12_000
 KEYED = 800
-
-
-class EventStream:
-    """A stream of events under a key, with what a client needs to come back to it."""
-
-    def __init__(self, url: str, key: str, last_id: str | None = None, **fields: Any) -> None:
-        self.events: list[dict[str, Any]] = []  # without the time of their creation
-        self.last_id = ""
-        self.is_done = False
-        self._url = url
-        self._headers = {"Idempotency-Key": key}
-        if last_id is not None:
-            self._headers["Last-Event-ID"] = last_id
-        self._body = {"model": MODEL, "max_tokens": KEYED, "stream": True, "ignore_eos": True}
-        self._body |= {"return_token_ids": True} | fields
-
-    async def read(self, num_events: int, then: Callable[[], None] = lambda: None) -> None:
-        """Read to its end, or until it breaks; call `then` when there are so many events."""
-        async with aiohttp.ClientSession() as session:
-            path = f"{self._url}/v1/completions"
-            async with session.post(path, json=self._body, headers=self._headers) as response:
-                assert response.status == 200, await response.text()
-                try:
-                    while line := await response.content.readline():
-                        if self._take(line) and len(self.events) == num_events:
-                            then()
-                except aiohttp.ClientError:
-                    assert not self.is_done
-
-    @property
-    def token_ids(self) -> list[int]:
-        """What all events have told."""
-        return [i for event in self.events for i in event["choices"][0]["token_ids"]]
-
-    def _take(self, line: bytes) -> bool:
-        """Take one line in; returns whether it was an event's."""
-        name, _, value = line.decode().strip().partition(": ")
-        if name == "id":
-            self.last_id = value
-        elif value == "[DONE]":
-            self.is_done = True
-        elif name == "data":
-            event = json.loads(value)
-            del event["created"]
-            self.events.append(event)
-            return True
-        return False
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -203,6 +156,7 @@ async def test_a_keyed_stream_goes_on_at_another_coordinator(
     """Its coordinator ends in mid-stream; the client comes back to the other one."""
     num_claimed = (await pair.gauges("decode-0"))["claimed_streams"]
     asked = {"key": str(sampling), "prompt": make_prompt(30, str(sampling)), **sampling}
+    asked["max_tokens"] = KEYED
     async with second:
         await second.wait_ready(NODES)
         stream = EventStream(second.url, **asked)
