@@ -5,7 +5,8 @@
 
 A slot's generation is incremented before it is written. So a load works like a pull: plan the
 spans, copy them, then check the generations. Nothing is locked while bytes are copied; a load whose
-slot was reused meanwhile fails with StaleTicket. The tier has threads of its own, because a page of
+slot was reused meanwhile fails with StaleTicket. A file's copies add up the sums of what they store
+(checksum.py), and compare what they load. The tier has threads of its own, because a page of
 the file may have to be read from disk.
 
 A pool in CPU memory has its tier in a file, one on GPUs in pinned memory (`cuda/pinned.py`). A slot
@@ -33,7 +34,7 @@ from kv_transfer.memory import ExportedPool, check_generations
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag, CopyThreads, together
 from pdserve import _native
-from pdserve.shared.errors import StaleTicket
+from pdserve.shared.errors import CorruptTransfer, StaleTicket
 from pdserve.shared.process.may_pass import config_error
 
 NUM_THREADS = 2  # for each part of the pool: what is stored and what is loaded do not wait
@@ -78,11 +79,15 @@ class TierCopies(Protocol):
         ...
 
     def store(self, spans: Spans, cancel: CancelFlag) -> None:
-        """Copy (pool offset, tier offset, bytes) spans."""
+        """Copy (pool offset, tier offset, bytes) spans, each a block."""
         ...
 
     def load(self, spans: Spans, cancel: CancelFlag) -> None:
-        """Copy (tier offset, pool offset, bytes) spans."""
+        """Copy (tier offset, pool offset, bytes) spans, each a block.
+
+        Raises:
+            CorruptTransfer: the tier has other bytes than were stored.
+        """
         ...
 
     def close(self) -> None:
@@ -91,23 +96,41 @@ class TierCopies(Protocol):
 
 
 class CpuCopies:
-    """Copies between a CPU pool, or a part of one, and a file."""
+    """Copies between a CPU pool, or a part of one, and a file, which is not trusted."""
 
     def __init__(self, pool: ExportedPool, blocks: FileBlocks, part: int = 0) -> None:
         self.block_bytes = pool.block_bytes
         self._pool = pool.flat
         self._tier = blocks.regions[part]
+        self._sums = np.zeros(blocks.num_blocks, dtype=np.uint64)  # of what each slot holds
 
     def store(self, spans: Spans, cancel: CancelFlag) -> None:
         """Copy (pool offset, tier offset, bytes) spans."""
-        _native.copy_spans(self._tier, self._pool, spans, cancel.byte)
+        self._sums[spans[:, 1] // self.block_bytes] = _copy(self._tier, self._pool, spans, cancel)
 
     def load(self, spans: Spans, cancel: CancelFlag) -> None:
         """Copy (tier offset, pool offset, bytes) spans."""
-        _native.copy_spans(self._pool, self._tier, spans, cancel.byte)
+        found = _copy(self._pool, self._tier, spans, cancel)
+        slots = spans[:, 0] // self.block_bytes
+        wrong = slots[found != self._sums[slots]]
+        if len(wrong) and not cancel.byte[0]:
+            raise CorruptTransfer(
+                f"the host tier does not hold in slot {wrong[0]} what it was given"
+            )
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+def _copy(
+    to: NDArray[np.uint8], source: NDArray[np.uint8], spans: Spans, cancel: CancelFlag
+) -> NDArray[np.uint64]:
+    """Copy the spans, and return the sum of each."""
+    places = np.zeros((len(spans), 2), dtype=np.int64)
+    places[:, 1] = np.arange(len(spans))
+    sums = np.zeros(len(spans), dtype=np.uint64)
+    _native.copy_summed(to, source, spans, places, sums, cancel.byte)
+    return sums
 
 
 class TierObserver(Protocol):
@@ -130,6 +153,7 @@ class TierStatistics:
     loaded: int = 0
     evicted: int = 0
     stale: int = 0  # loads of blocks that were evicted in the meantime
+    corrupt: int = 0  # loads of other bytes than were stored
     bytes: int = 0
 
 
@@ -175,7 +199,7 @@ class SlotCopies:
         source, destination = (np.array(ids, dtype=np.int64) for ids in (from_ids, to_ids))
         copies = []
         for copy, block_bytes in parts:
-            spans = _native.block_spans(source, destination, block_bytes, 0, block_bytes)
+            spans = _native.block_spans(source, destination, block_bytes, 0, block_bytes, False)
             cancel = CancelFlag()
             copies.append(self._threads.run(partial(copy, spans, cancel), cancel))
         await together(copies)
@@ -259,6 +283,7 @@ class HostTier:
 
         Raises:
             StaleTicket: one was evicted meanwhile; the content of the pool blocks is undefined.
+            CorruptTransfer: likewise, as the tier has lost what it was given; it forgets them all.
             KeyError: one was not held to begin with.
         """
         slots = [self._slot_of[block_hash] for block_hash in hashes]
@@ -266,18 +291,35 @@ class HostTier:
             self._slot_of.move_to_end(block_hash)
         ids = np.array(slots, dtype=np.int64)
         expected = self._generations[ids]
-        await together([copies.load(slots, block_ids) for copies in self._copies])
         try:
-            check_generations(self._generations, ids, expected)
-        except StaleTicket:
-            self.statistics.stale += 1
+            await together([copies.load(slots, block_ids) for copies in self._copies])
+        except CorruptTransfer:
+            self._check(ids, expected)  # rather than bytes of another block
+            self.statistics.corrupt += 1
+            for block_hash in hashes:
+                self._forget(block_hash)
             raise
+        self._check(ids, expected)
         self.statistics.loaded += len(slots)
         self.statistics.bytes += len(slots) * self.block_bytes
 
     def close(self) -> None:
         """End what copies. Nothing may be being stored or loaded."""
         self._here.close()
+
+    def _check(self, ids: NDArray[np.int64], expected: NDArray[np.uint64]) -> None:
+        try:
+            check_generations(self._generations, ids, expected)
+        except StaleTicket:
+            self.statistics.stale += 1
+            raise
+
+    def _forget(self, block_hash: bytes) -> None:
+        slot = self._slot_of.pop(block_hash, None)
+        if slot is not None:
+            self._free.append(slot)
+            for observer in self._observers:
+                observer.evicted(block_hash)
 
     def _take_slot(self) -> int | None:
         """A slot to write to, evicting its content if need be; None: all are being written."""

@@ -50,6 +50,9 @@ class _InlineThreads:
         await asyncio.sleep(0)
         return job()
 
+    async def move(self, job: Any, cancel: object, num_bytes: int) -> Any:
+        return job()
+
     def close(self) -> None:
         """There are no threads."""
 

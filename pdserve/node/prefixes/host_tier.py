@@ -33,7 +33,7 @@ from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.start.model import NodeModel
 from pdserve.settings.config import NodeConfig
 from pdserve.settings.values import parse_bytes
-from pdserve.shared.errors import ConfigError, StaleTicket, TransportUnavailable
+from pdserve.shared.errors import ConfigError, CorruptTransfer, StaleTicket, TransportUnavailable
 from pdserve.shared.process.may_pass import NotNow
 from pdserve.shared.process.user_cache import cache_folder
 
@@ -276,12 +276,16 @@ class NodeTier:
             block_ids += loaded
 
     async def _load(self, hashes: Sequence[bytes]) -> list[int]:
-        """Load and publish these blocks; none if the tier evicts one of them in the meantime."""
+        """Load and publish these blocks; none if the tier evicts or has lost one of them."""
         taken = self._pool.allocate(len(hashes))
         try:
             await self.tier.load(hashes, taken)
         except StaleTicket as error:
             log.info("evicted from the host tier while it was loaded: %s", error)
+            self._pool.release(taken)
+            return []
+        except CorruptTransfer as error:
+            log.warning("wrong bytes, which are computed instead: %s", error)
             self._pool.release(taken)
             return []
         except BaseException:

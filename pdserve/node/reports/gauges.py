@@ -236,6 +236,7 @@ def watch_tier(metrics: NodeMetrics, tier: HostTier) -> None:
     count("tier_loaded", "KV blocks copied back from it", lambda: moved.loaded)
     count("tier_evicted", "KV blocks evicted from it", lambda: moved.evicted)
     count("tier_stale", "Loads of blocks that were evicted in the meantime", lambda: moved.stale)
+    count("tier_corrupt", "Loads of other bytes than were stored", lambda: moved.corrupt)
     count("tier_bytes", "KV bytes copied to and from it", lambda: moved.bytes)
 
 

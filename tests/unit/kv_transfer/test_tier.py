@@ -21,7 +21,7 @@ from kv_transfer.cuda.pinned import PinnedCopies, PinnedHostBlocks
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier, TierCopies
-from pdserve.shared.errors import ConfigError, StaleTicket
+from pdserve.shared.errors import ConfigError, CorruptTransfer, StaleTicket
 from tests.fakes.gpus import FakeHost
 from tests.unit.kv_transfer.gpu_pairs import DeviceBlocks
 from tests.unit.kv_transfer.pairs import SMALL, make_pool
@@ -224,6 +224,26 @@ async def test_a_load_whose_slot_was_given_away_is_stale(bench: Bench) -> None:
         await loading
     await storing
     assert bench.tier.statistics.stale == 1
+
+
+async def test_a_bit_that_flips_in_the_file_is_found_and_its_block_forgotten() -> None:
+    pool = make_pool(SMALL, NUM_BLOCKS, seed=1)
+    blocks = FileBlocks(4, [SMALL.block_bytes], "")
+    tier, follower = HostTier(4, [CpuCopies(pool, blocks)]), Follower()
+    tier.observe(follower)
+    await tier.store([name(i) for i in range(3)], range(3))
+    at = blocks.regions[0].tobytes().index(pool.data[1].tobytes())
+    blocks.regions[0][at + SMALL.block_bytes - 1] ^= 1
+    await tier.load([name(0), name(2)], [8, 9])
+    with pytest.raises(CorruptTransfer, match="in slot 1 what it was given"):
+        await tier.load([name(1)], [10])
+    assert follower.held == {name(0), name(2)}
+    assert (tier.statistics.corrupt, tier.statistics.loaded, tier.num_held) == (1, 2, 2)
+    await tier.store([name(1)], [1])
+    await tier.load([name(1)], [10])
+    assert (pool.data[10] == pool.data[1]).all()
+    tier.close()
+    pool.close()
 
 
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
