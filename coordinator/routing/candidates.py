@@ -1,4 +1,4 @@
-"""The interface between the router and its policies."""
+"""The interfaces between the router and its policies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Literal, Protocol, runtime_checkable
 
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member
+from coordinator.prefixes.index import Hits
 from coordinator.routing.loads.slots import Floats, Ints
+from coordinator.routing.placement import Placement
+from coordinator.routing.sides import OnOneNode
+from pdserve.protocol import Slo
 
 Job = Literal["prefill", "decode", "local"]
 
@@ -23,6 +27,7 @@ class Candidates:
     cost_s: Floats  # predicted cost of the job: TTFT, TPOT, or a score of both
     load: Ints  # work in flight: prompt tokens, or decoding requests
     members: Sequence[Member | None]  # by slot
+    hits: Hits  # which nodes hold how much of the prompt
 
 
 @runtime_checkable
@@ -31,4 +36,13 @@ class RoutingPolicy(Protocol):
 
     def pick(self, candidates: Candidates) -> int:
         """Return the slot of one of the candidates."""
+        ...
+
+
+@runtime_checkable
+class SidesPolicy(Protocol):
+    """A policy that also decides in adaptive mode whether a request is handed off."""
+
+    def choose(self, slo: Slo, pair: Placement, one: OnOneNode) -> Placement:
+        """Return `pair`, a handoff, or the placement of `one`, a node for all of the request."""
         ...

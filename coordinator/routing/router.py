@@ -9,7 +9,7 @@ import numpy as np
 from coordinator.generation import GenerationRequest, Needs
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PrefixIndex, PromptHashes
-from coordinator.routing.candidates import Candidates, Job
+from coordinator.routing.candidates import Candidates, Job, SidesPolicy
 from coordinator.routing.fleet import ANY, Fleet
 from coordinator.routing.flowing import Flowing, choose_start
 from coordinator.routing.loads.books import Booking, Books
@@ -57,7 +57,8 @@ class Router:
         self.health = PairHealth(registry, self._clock)
         self.pairs = Pairs(registry, self.fleet, self.health, self._clock)
         self._books = Books(registry, self.fleet, self._clock)
-        self._policy = make_policy(policy)
+        self._policy = chosen = make_policy(policy)
+        self._choose = chosen.choose if isinstance(chosen, SidesPolicy) else choose
         self.flowing = Flowing(self.fleet, self._books, self._clock) if mode == "flowing" else None
         registry.on_lost(self.prefixes.remove)
 
@@ -234,7 +235,7 @@ class Router:
         cost_s[near.slots] = near.ttft_s
         prefills = self._prefills(outlook, prefills)
         pair = self._handed_off(outlook, prefills, cost_s, ttft_s, begins_s)
-        return choose(outlook.request.slo, pair, one)
+        return self._choose(outlook.request.slo, pair, one)
 
     def _flow(self, outlook: Outlook, flowing: Flowing) -> Placement:
         """Choose between a prefill node and a decode node to begin on."""
@@ -308,8 +309,8 @@ class Router:
 
     def _pick(self, job: Job, outlook: Outlook, slots: Ints, cost: Floats, load: Ints) -> int:
         """Have the policy pick a slot for a job."""
-        members = self.fleet.members
-        return self._policy.pick(Candidates(job, outlook.request, slots, cost, load, members))
+        about = outlook.request, slots, cost, load, self.fleet.members, outlook.hits
+        return self._policy.pick(Candidates(job, *about))
 
     def _decodes_for(self, placement: Placement) -> Ints:
         """Return the ready nodes that a request could decode on, if it were placed like this."""

@@ -43,7 +43,16 @@ PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
 DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
 Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
 RouterName = Literal[
-    "predicted", "least-loaded", "power-of-two", "round-robin", "random", "prefix-affinity"
+    "predicted",
+    "least-loaded",
+    "power-of-two",
+    "round-robin",
+    "random",
+    "prefix-affinity",
+    "deflection",
+    "conserve",
+    "ppd",
+    "prfaas",
 ]
 Quantization = Literal["none", "int8", "int4"]
 AttentionName = Literal["auto", "flashinfer", "flash_attn", "triton", "reference"]

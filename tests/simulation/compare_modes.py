@@ -1,10 +1,10 @@
-"""Compares adaptive mode with the two modes that it chooses between, by simulation.
+"""Compares adaptive mode with the two modes that it chooses between, and with published rules.
 
     python -m tests.simulation.compare_modes --seeds 0 7 --slower 1.2 --apart
 
 Two nodes of a core each serve mixtures of requests: as prefill and decode node, as two co-located
-nodes, and in adaptive mode. Printed are the attainment of the kind of request that is worst off,
-in percent, and adaptive mode's as a share of the better of the other two.
+nodes, and in adaptive mode, by our own rule and by others. Printed are the attainment of the kind
+of request that is worst off, in percent, and that of our rule as a share of the better mode's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdserve.commands.simulation.host import Sharing
 from pdserve.commands.simulation.machine import Machine, scaled
 from pdserve.commands.simulation.outcome import Outcome
 from pdserve.protocol import Slo
-from pdserve.settings.config import Mode, PolicyConfig
+from pdserve.settings.config import Mode, PolicyConfig, RouterName
 from tests.simulation.machines import ONE_CORE_53M
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
@@ -35,6 +35,7 @@ NODES: dict[Mode, tuple[int, int]] = {
     "flowing": (1, 1),
 }
 COMPARED: tuple[Mode, ...] = ("disaggregated", "colocated", "adaptive")
+BASELINES: tuple[RouterName, ...] = ("deflection", "conserve", "ppd", "prfaas")
 BUS = Sharing(
     decode_beside_decode=1.6,
     decode_beside_prompt=1.2,
@@ -114,25 +115,35 @@ def main() -> None:
     machine = replace(ONE_CORE_53M, costs=scaled(ONE_CORE_53M.costs, options.slower))
     seeds = range(options.seeds[0], options.seeds[1] + 1)
     shares = []
+    contestants: list[tuple[Mode, RouterName]] = [(mode, "predicted") for mode in COMPARED]
+    contestants += [("adaptive", router) for router in BASELINES]
+    names = [*COMPARED, *BASELINES]
+    print(" " * 26, *(name[:6].rjust(6) for name in names))  # noqa: T201
     for name, mixture in MIXTURES.items():
         for per_s in mixture.per_s:
             loads = [mixture.load(per_s, seed) for seed in seeds]
             sharing = None if options.apart else BUS
-            apart, together, adaptive = (worst(loads, mode, machine, sharing) for mode in COMPARED)
+            found = [worst(loads, *chosen, machine, sharing) for chosen in contestants]
+            apart, together, adaptive, *_ = found
             shares.append(adaptive / max(apart, together))
-            figures = f"{apart:6.1%} {together:6.1%} {adaptive:6.1%}  {shares[-1]:.2f}"
-            print(f"{name:20} {per_s:5}/s {figures}", flush=True)  # noqa: T201
+            figures = " ".join(f"{attained:6.1%}" for attained in found)
+            print(f"{name:20} {per_s:5}/s {figures}  {shares[-1]:.2f}", flush=True)  # noqa: T201
     num_good = sum(share >= AS_GOOD for share in shares)
     print(f"{num_good} of {len(shares)} at {AS_GOOD}, mean {fmean(shares):.2f}")  # noqa: T201
 
 
 def worst(
-    loads: Iterable[list[Call]], mode: Mode, machine: Machine, sharing: Sharing | None
+    loads: Iterable[list[Call]],
+    mode: Mode,
+    router: RouterName,
+    machine: Machine,
+    sharing: Sharing | None,
 ) -> float:
     """Return the attainment of the kind of request that is worst off, over all loads together."""
     of_kind: dict[str, list[Outcome]] = {}
     for load in loads:
-        run = fleet(*NODES[mode], mode, load, PolicyConfig(), machine, sharing=sharing)
+        nodes, policy = NODES[mode], PolicyConfig()
+        run = fleet(*nodes, mode, load, policy, machine, router=router, sharing=sharing)
         for outcome in run.score.outcomes:
             of_kind.setdefault(outcome.call.call_id.partition("-")[0], []).append(outcome)
     return min(Score(outcomes).attainment for outcomes in of_kind.values())

@@ -62,7 +62,7 @@ def test_the_example_s_policies_are_chosen_by_name(packages: Path) -> None:
     [
         ("policy", "prefill_policy", "fcfs-budget, sjf-aging, edf-slack, buckets"),
         ("policy", "decode_policy", "max-batch, tpot-cap, slack-batch, static"),
-        ("routing", "router", "random, prefix-affinity, stickiest"),
+        ("routing", "router", "ppd, prfaas, stickiest"),
     ],
 )
 def test_an_unknown_name_is_refused_with_those_there_are(

@@ -1,4 +1,7 @@
-"""The policies that choose a node among candidates."""
+"""The policies that choose a node among candidates.
+
+Those from `deflection` on are published rules of adaptive mode, as baselines of our own rule.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from coordinator.routing.candidates import RoutingPolicy
+from coordinator.routing.policies.conserve import Conserve
+from coordinator.routing.policies.deflection import Deflection
 from coordinator.routing.policies.plain import (
     LeastLoaded,
     PowerOfTwo,
@@ -13,7 +18,9 @@ from coordinator.routing.policies.plain import (
     RoundRobin,
     Uniform,
 )
+from coordinator.routing.policies.ppd import Ppd
 from coordinator.routing.policies.prefix_affinity import PrefixAffinity
+from coordinator.routing.policies.prfaas import Prfaas
 from pdserve.settings.config import ROUTERS
 
 __all__ = ["make_policy"]
@@ -26,6 +33,10 @@ _POLICIES: Final[dict[str, Callable[[], RoutingPolicy]]] = {
     "round-robin": RoundRobin,
     "random": Uniform,
     "prefix-affinity": PrefixAffinity,
+    "deflection": Deflection,
+    "conserve": Conserve,
+    "ppd": Ppd,
+    "prfaas": Prfaas,
 }
 
 

@@ -31,7 +31,7 @@ from pdserve.protocol import (
     Slo,
     TransportReach,
 )
-from pdserve.settings.config import Mode, RouterName
+from pdserve.settings.config import Mode
 from pdserve.settings.timeouts import Timeouts
 from pdserve.wire.outbox import Outbox
 
@@ -46,7 +46,7 @@ class Coordinator:
         self,
         cluster: Cluster,
         mode: Mode,
-        router: RouterName = "predicted",
+        router: str = "predicted",
         *,
         admission: bool = False,
     ) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.goodput import RatePoint
+from pdserve.commands.bench.compare.policies import PolicyContestant
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.bench.load.slo_score import Score
 from pdserve.commands.simulation.call import Call
@@ -29,7 +30,7 @@ from pdserve.commands.simulation.split import SplitCores
 from pdserve.commands.simulation.step_times import ResidualScatter
 from pdserve.measured.calibration import Calibration
 from pdserve.protocol import NodeRole, Slo
-from pdserve.settings.config import ONE_POOL, Mode, PolicyConfig
+from pdserve.settings.config import ONE_POOL, Mode, PolicyConfig, RoutingConfig
 
 _APART_S = 1.0  # between two requests to an idle cluster
 
@@ -40,6 +41,7 @@ class Deployment(msgspec.Struct, frozen=True):
     mode: Mode
     prefill: int
     decode: int
+    policies: str = ""  # other ones than the mode has by itself, as in `pdserve bench compare`
 
     @property
     def num_nodes(self) -> int:
@@ -50,8 +52,10 @@ class Deployment(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """For people: "disaggregated 1P2D", "colocated 3"."""
         if self.mode == "colocated":
-            return f"colocated {self.num_nodes}"
-        return f"{self.mode} {self.prefill}P{self.decode}D"
+            text = f"colocated {self.num_nodes}"
+        else:
+            text = f"{self.mode} {self.prefill}P{self.decode}D"
+        return f"{text} {self.policies}" if self.policies else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,10 @@ def _one_by_one(rig: Rig, case: CompareCase, count: int) -> Iterable[Call]:
 def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coordinator]:
     calibration, events = rig.calibration, Events()
     machine, places = _machine(rig), _places(rig, deployment, events)
+    policy, router = rig.policy, RoutingConfig().router
+    if deployment.policies:
+        contestant = PolicyContestant.parse(deployment.policies, deployment.mode)
+        policy, router = contestant.policy(policy), contestant.chosen.get("router", router)
     num_prefill = 0 if deployment.mode in ONE_POOL else deployment.prefill
     roles = [NodeRole.PREFILL] * num_prefill
     roles += [NodeRole.DECODE] * (len(places) - num_prefill)
@@ -181,7 +189,7 @@ def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coor
             role,
             machine,
             events,
-            rig.policy,
+            policy,
             host=host,
             cores=cores,
             scatter=ResidualScatter(calibration.residuals, f"{seed} {number}"),
@@ -189,7 +197,7 @@ def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coor
         for number, (role, (host, cores)) in enumerate(zip(roles, places, strict=True))
     ]
     cluster = Cluster(events, nodes)
-    return cluster, Coordinator(cluster, deployment.mode, admission=rig.admission)
+    return cluster, Coordinator(cluster, deployment.mode, router, admission=rig.admission)
 
 
 def _places(

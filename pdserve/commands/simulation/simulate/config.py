@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from pdserve.commands.bench.compare.policies import PolicyContestant
 from pdserve.commands.simulation.predict.config import PredictConfig, Rate
 from pdserve.settings.config import Mode
 from pdserve.settings.flag_groups import Groups
@@ -16,7 +17,7 @@ from pdserve.shared.errors import ConfigError
 
 _FLAGS: Final[Groups] = {
     "load": ("scenario", "trace", "length_scale", "rates", "scale", "requests", "seeds"),
-    "cluster": ("calibration", "modes", "prefill", "decode", "one_host", "admission"),
+    "cluster": ("calibration", "modes", "policies", "prefill", "decode", "one_host", "admission"),
     "promises": ("ttft_s", "tpot_s", "target"),
     "answer": ("extrapolate", "json"),
 }
@@ -30,6 +31,10 @@ class SimulateConfig(PredictConfig, frozen=True):
     modes: Annotated[list[Mode], Meta(min_length=1, description="modes to compare")] = (
         msgspec.field(default_factory=lambda: ["disaggregated", "colocated", "adaptive"])
     )
+    policies: Annotated[
+        list[str],
+        Meta(description="the first mode with other policies, too, as `pdserve bench compare`"),
+    ] = msgspec.field(default_factory=list)
     prefill: Annotated[Count, Meta(description="number of prefill nodes, unless colocated")] = 1
     decode: Annotated[
         Count,
@@ -57,5 +62,7 @@ class SimulateConfig(PredictConfig, frozen=True):
         if sorted(set(self.rates)) != self.rates:
             raise ConfigError(f"--rates {','.join(map(str, self.rates))}: must rise")
         check_equal_pools(self.modes, self.prefill, self.decode)
+        for policies in self.policies:
+            PolicyContestant.parse(policies, self.modes[0])
         if self.scale and (self.rates or not self.trace):
             raise ConfigError("--scale is for a --trace, and instead of --rates")

@@ -46,7 +46,11 @@ def answer(config: SimulateConfig) -> SimulateReport:
     """Simulate all that is asked for. Raises as `run`."""
     calibration = load_calibration(config.calibration)
     question, rig = question_of(config), rig_of(config, calibration, admission=config.admission)
-    deployments = [Deployment(mode, config.prefill, config.decode) for mode in config.modes]
+    chosen = [(mode, "") for mode in config.modes]
+    chosen += [(config.modes[0], policies) for policies in config.policies]
+    deployments = [
+        Deployment(mode, config.prefill, config.decode, policies) for mode, policies in chosen
+    ]
     case = question.case(calibration, 0)
     promise = promise_of(config, rig, case, deployments)
     rates = config.rates

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.generation import GenerationRequest
+from coordinator.prefixes.index import Hits
 from coordinator.routing.candidates import Candidates, RoutingPolicy
 from coordinator.routing.policies import make_policy
 from coordinator.routing.policies.prefix_affinity import LOAD_BOUND
@@ -34,7 +35,9 @@ def candidates(
         by_slot[0][slots] = cost_s
     if load is not None:
         by_slot[1][slots] = load
-    return Candidates("prefill", request, slots, *by_slot, NODES.router.fleet.members)
+    nowhere = np.array([], np.int64)
+    hits = Hits(200, nowhere, nowhere, nowhere)
+    return Candidates("prefill", request, slots, *by_slot, NODES.router.fleet.members, hits)
 
 
 def test_predicted_takes_the_least_time_then_the_least_load_then_turns() -> None:
