@@ -122,3 +122,14 @@ def test_every_example_is_run() -> None:
     files = [path for path in EXAMPLES.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     named = {str(path.relative_to(EXAMPLES)) for path in files} - {"README.md"}
     assert named == set(listed)
+
+
+@pytest.mark.long
+async def test_a_cascade_is_better_than_chance_and_cheaper_than_its_large_model() -> None:
+    lines = await output_of(sys.executable, str(EXAMPLES / "cascade/compare.py"), "12")
+    told = re.findall(r"^(\w+): ([\d.]+)% right, (\d+)% by large", lines, re.MULTILINE)
+    arms = {name: (float(right), int(share)) for name, right, share in told}
+    assert arms["large"][1] == 100
+    assert arms["cascade"][1] == arms["chance"][1] < 60
+    assert arms["cascade"][0] >= arms["large"][0] - 3
+    assert arms["cascade"][0] >= arms["chance"][0] + 4
