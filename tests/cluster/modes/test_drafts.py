@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.settings.access import AccessConfig, hash_key
+from pdserve.settings.config import Mode
 from pdserve.settings.speculation import SpeculationConfig
+from tests.adapters import make_adapter
 from tests.cluster.client import MODEL
 from tests.cluster.fleet import Fleet, fleet_config, running
 
@@ -65,11 +69,36 @@ class Said:
     num_accepted: int = 0
 
 
-def call(number: int) -> tuple[str, dict[str, Any]]:
-    """Path and body of a request, the same for the same number."""
+@dataclass(frozen=True)
+class Case:
+    """A cluster, and what happens to it."""
+
+    mode: Mode = "disaggregated"
+    engine: dict[str, Any] = field(default_factory=dict)
+    kills: str = ""
+    drains: str = ""
+    adapter: str = ""  # that every other request is to
+
+    def __str__(self) -> str:
+        engine = [f"{name}={value}" for name, value in self.engine.items()]
+        faults = [f"{what} {node}" for what, node in self._faults if node]
+        return " ".join([self.mode, *engine, *faults])
+
+    @property
+    def _faults(self) -> list[tuple[str, str]]:
+        return [("kills", self.kills), ("drains", self.drains), ("adapter", self.adapter)]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return (MODEL, self.adapter) if self.adapter else (MODEL,)
+
+
+def call(number: int, models: Sequence[str] = (MODEL,)) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request to one of these, the same for the same number."""
     chosen = random.Random(number)
     is_chat = chosen.random() < 0.6
-    body: dict[str, Any] = {"model": MODEL, "seed": number, "max_tokens": chosen.choice([1, 9, 60])}
+    model = models[number % len(models)]
+    body: dict[str, Any] = {"model": model, "seed": number, "max_tokens": chosen.choice([1, 9, 60])}
     for one_of in (*OPTIONS, *(CHATS if is_chat else COMPLETIONS)):
         body |= chosen.choice(one_of)
     if body.get("response_format") == "schema":
@@ -103,8 +132,8 @@ def add(said: Said, answer: dict[str, Any]) -> None:
         said.num_accepted = details.get("accepted_prediction_tokens", 0)
 
 
-async def ask(session: aiohttp.ClientSession, url: str, number: int) -> Said:
-    path, body = call(number)
+async def ask(session: aiohttp.ClientSession, url: str, number: int, models: Sequence[str]) -> Said:
+    path, body = call(number, models)
     headers = {"Authorization": f"Bearer {TENANTS[number % len(TENANTS)]}"}
     said = Said()
     async with session.post(url + path, json=body, headers=headers) as response:
@@ -118,8 +147,8 @@ async def ask(session: aiohttp.ClientSession, url: str, number: int) -> Said:
     return said
 
 
-async def answers(fleet: Fleet, kills: str) -> list[Said]:
-    """All answers, of both rounds; with `kills`, that node is killed amid the first."""
+async def answers(fleet: Fleet, case: Case) -> list[Said]:
+    """All answers, of both rounds; amid the first, a node is killed or drained."""
     places = asyncio.Semaphore(6)
     num_begun = 0
 
@@ -127,9 +156,11 @@ async def answers(fleet: Fleet, kills: str) -> list[Said]:
         nonlocal num_begun
         async with places:
             num_begun += 1
-            if kills and num_begun == COUNT // 2:
-                await fleet.kill_node(kills)
-            return await ask(session, fleet.url, number)
+            if num_begun == COUNT // 2 and case.kills:
+                await fleet.kill_node(case.kills)
+            if num_begun == COUNT // 2 and case.drains:
+                await fleet.drain_node(case.drains)
+            return await ask(session, fleet.url, number, case.models)
 
     async with asyncio.timeout(DEADLINE_S), aiohttp.ClientSession() as session:
         return [
@@ -139,40 +170,48 @@ async def answers(fleet: Fleet, kills: str) -> list[Said]:
         ]
 
 
-CASES = [
-    ("disaggregated", {}, ""),
-    ("colocated", {"quantization": "int8"}, ""),
-    ("disaggregated", {}, "decode-1"),
-    ("disaggregated", {"tensor_parallel": 2}, ""),
-    ("disaggregated", {"quantization": "int8", "tensor_parallel": 2}, ""),
-    ("adaptive", {}, ""),
-    ("flowing", {}, ""),
-    ("multiplexed", {"threads": 0}, ""),
-]
+CASES = (
+    Case(),
+    Case("colocated", {"quantization": "int8"}),
+    Case(kills="decode-1"),
+    Case(drains="decode-1"),
+    Case(engine={"kv_dtype": "int8"}),
+    Case(engine={"kv_dtype": "fp8"}, drains="decode-1"),
+    Case(adapter="poems"),
+    Case(adapter="poems", kills="decode-1"),
+    Case(engine={"tensor_parallel": 2}),
+    Case(engine={"quantization": "int8", "tensor_parallel": 2}),
+    Case("adaptive"),
+    Case("flowing"),
+    Case("multiplexed", {"threads": 0}),
+)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("mode", "engine", "kills"), CASES)
-async def test_answers_are_the_same(
-    mode: Any, engine: dict[str, Any], kills: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+async def test_answers_are_the_same(case: Case, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text("".join(f'[tenants.{n}]\nkeys = ["{hash_key(n)}"]\n' for n in TENANTS))
     found = []
     for speculation in ("off", "auto"):
         config = fleet_config(
             CHECKPOINT_PATH,
-            mode=mode,
-            engine=engine,
+            mode=case.mode,
+            engine=case.engine,
             access=AccessConfig(key_file=str(keys), readers="anybody"),
             speculation=SpeculationConfig(mode=speculation),
-            **({"decode": 2} if kills else {}),
+            **({"decode": 2} if case.kills or case.drains else {}),
         )
+        if case.adapter:
+            folder = tmp_path / f"{speculation}-{case.adapter}"
+            make_adapter(folder, CHECKPOINT_PATH, strength=2.0)
+            served = replace(config.checkpoint, adapters=[f"{case.adapter}={folder}"])
+            config = replace(config, checkpoint=served)
         async with running(Fleet(config)) as fleet:
-            found.append(await answers(fleet, kills))
+            found.append(await answers(fleet, case))
     off, on = found
     for number, (plain, guessed) in enumerate(zip(off, on, strict=True)):
-        about = call(number % COUNT)
+        about = call(number % COUNT, case.models)
         assert guessed.choices == plain.choices, about
         assert guessed.num_tokens == plain.num_tokens, about
         assert guessed.num_accepted <= guessed.num_tokens
