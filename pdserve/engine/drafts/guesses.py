@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -115,8 +116,8 @@ class Guesses:
         """Weigh what a source proposes against what others did."""
         if self._masks is not None:
             tokens = self._masks.allowed(request, tokens)
-        likely = asked.shares.of(sureness)
-        right = sum(likely**place for place in range(1, len(tokens) + 1))
+        likely, number = asked.shares.of(sureness), len(tokens)
+        right = likely * (1 - likely**number) / (1 - likely) if likely < 1 else number
         if right > self._most_right:
             self._best, self._most_right = (tokens, likely), right
             self._taken, self._sureness = asked, sureness
@@ -151,4 +152,4 @@ class Guesses:
 
 
 def _kind(sureness: int) -> int:
-    return sum(sureness >= more for more in _MORE)
+    return bisect_right(_MORE, sureness)

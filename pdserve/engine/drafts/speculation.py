@@ -112,6 +112,9 @@ class Speculation:
         num_spare = self._pool.num_free - len(rows)  # each stream may need a block of its own
         for (request, tokens, _, mask_s), num_taken in zip(proposals, taken, strict=True):
             assert request.guesses is not None, "it has proposed something"
+            if not num_taken:  # as of all streams, under load: no further call is made
+                request.guesses.untried()
+                continue
             num_drafts, num_blocks = self._with_room(request, num_taken, num_spare)
             if mask_s and self._masks is not None:
                 num_drafts = self._masks.afford(request, num_drafts)
@@ -122,6 +125,8 @@ class Speculation:
                 request.block_table += self._pool.allocate(num_blocks)
                 num_spare -= num_blocks
             request.draft = tokens[:num_drafts]
+        if not any(taken):
+            return rows
         self._charge(shape, proposals)
         return [
             Scheduled(row.request, 1 + len(row.request.draft)) if row.request.draft else row
