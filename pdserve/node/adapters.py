@@ -25,7 +25,6 @@ from pdserve.shared.errors import (
     AdapterNotLoaded,
     AdapterRefused,
     AdaptersFull,
-    ItemNotFound,
     NoNodeAvailable,
     PdserveError,
 )
@@ -57,6 +56,7 @@ class AdapterStore(Protocol):
         """Read the adapter in a folder, all or nothing. Blocks; called in any thread.
 
         Raises:
+            ItemNotFound: there is no such folder.
             AdapterRefused: it cannot be used; says why.
             CapacityError: there is no room for it.
         """
@@ -183,10 +183,7 @@ class NodeAdapters:
         if order.digest in self._kept:
             self._make_place()
             return self._take(order.digest, self._kept.pop(order.digest))
-        path = Path(order.path)
-        if not await asyncio.to_thread(path.is_dir):
-            raise ItemNotFound(f"there is no folder {order.path} on this node", "lora_path")
-        files = await asyncio.to_thread(store.load, path)
+        files = await asyncio.to_thread(store.load, Path(order.path))
         if files.digest in self._loaded:
             return _expected(files.digest, order)
         log.info("adapter %s is read from %s", files.digest, order.path)

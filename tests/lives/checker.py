@@ -78,7 +78,11 @@ def unfinished(world: World) -> list[str]:
 
 def answers(world: World) -> list[str]:
     """The answers that are not what they have to be."""
-    wrong = []
+    wrong = [
+        f"{process} has computed without an adapter that a row had"
+        for process in [*world.graveyard, *world.nodes]
+        if process.machine.num_lacking
+    ]
     for call in world.plan.calls:
         if call.refused is None:
             for told in call.answers:
@@ -89,7 +93,7 @@ def answers(world: World) -> list[str]:
 
 
 def _wrong_with(told: Told, world: World) -> str:
-    right, tokens = expected(told.request), told.tokens
+    right, tokens = expected(told.request, told.adapter), told.tokens
     at = 0
     for event in told.events:
         if event.index != at:
@@ -180,6 +184,8 @@ def _held_by_flow(world: World) -> list[str]:
         "resuming": len(resumes._under_way),
         "on trial": resumes._on_trial is not None,
         "moves": len(moves._moves),
+        "adapters that nothing needs": len(coordinator.adapters.known._retired),
+        "orders of adapters": len(coordinator.adapter_orders._open),
         "in line": len(coordinator.admission.line),
         "admitted": len(coordinator.admission._in_flight),
         "booked prompts": int(queues.num_prompts.any()),

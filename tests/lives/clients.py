@@ -8,7 +8,9 @@ from random import Random
 
 from msgspec.structs import replace
 
-from coordinator.generation import GenerationRequest
+from coordinator.adapters.generator import AdaptedGenerator
+from coordinator.adapters.life import not_found
+from coordinator.generation import GenerationRequest, Generator
 from coordinator.requests.running import RunningRequest
 from pdserve.protocol import Prompt, SamplingParams, Slo, TokenEvent
 from pdserve.shared.errors import PdserveError
@@ -40,6 +42,7 @@ class Told:
     started_s: float = 0.0
     ended_s: float = 0.0
     cancels_after: int = -1  # tokens; -1: never
+    adapter: str = ""  # the digest of what the call's name stood for when it began
 
     @property
     def tokens(self) -> list[int]:
@@ -54,6 +57,7 @@ class Call:
     at_s: float
     answers: list[Told]
     cancelled_s: float = -1.0  # after the start; negative: never
+    name: str = ""  # of an adapter
     refused: PdserveError | None = None
 
     def start(self, coordinator: CoordinatorProcess, trace: Trace) -> None:
@@ -61,14 +65,23 @@ class Call:
         loop = asyncio.get_running_loop()
         requests = [told.request for told in self.answers]
         names = [request.request_id for request in requests]
+        generator: Generator = coordinator.flow
         try:
-            started = coordinator.flow.start_siblings(requests)
+            if self.name:
+                version = coordinator.adapters.find(self.name)
+                if version is None:
+                    raise not_found(self.name)
+                generator = AdaptedGenerator(generator, version, coordinator.adapters.begin)
+                for told in self.answers:
+                    told.adapter = version.digest
+            started = generator.start_siblings(requests)
         except PdserveError as error:
             trace.note("client", names, "refused", error.code)
             self.refused = error
             return
         trace.note("client", names, "started", len(requests[0].prompt.token_ids), "prompt tokens")
         for told, running in zip(self.answers, started, strict=True):
+            assert isinstance(running, RunningRequest)
             told.running, told.started_s = running, loop.time()
             running.listen(_Listener(told, trace))
         if self.cancelled_s >= 0:

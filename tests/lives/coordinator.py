@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from functools import partial
 
+from coordinator.adapters.life import Adapters, Serving
+from coordinator.adapters.orders import AdapterOrders
 from coordinator.admission import Admission, WaitingLine
 from coordinator.nodes.registry import Registry
 from coordinator.nodes.revisions import Revisions
 from coordinator.pools.role_changes import RoleChanges
-from coordinator.requests.flow import Flow, FlowTimes
+from coordinator.requests.flow import Flow, FlowTimes, WantedNodes
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from coordinator.service import CoordinatorService
@@ -17,6 +21,7 @@ from pdserve.protocol import Welcome
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import Mode
 from pdserve.settings.timeouts import CoordinatorTimeouts
+from pdserve.shared.clock import SystemClock
 from pdserve.wire import coordinator_pb2_grpc
 from tests.lives.grpc_seam import Server
 from tests.lives.loop import Process, VirtualLoop
@@ -46,6 +51,18 @@ class CoordinatorProcess(Process):
         self.metrics = CoordinatorMetrics()
         self.admission = Admission(WaitingLine[RunningRequest](64), max_inflight=max_inflight)
         self.router = Router(self.registry, mode)
+        self.adapter_orders = AdapterOrders(self.registry)
+        self.adapters = Adapters(
+            Serving(
+                self.registry,
+                partial(self.router.can_route, ""),
+                lambda digest: self.flow.uses(digest),
+            ),
+            self.adapter_orders,
+            SystemClock(),
+            lambda name: False,
+            declared={},
+        )
         self.flow = Flow(
             self.registry,
             self.router,
@@ -53,6 +70,7 @@ class CoordinatorProcess(Process):
             self.metrics,
             model="m",
             times=FlowTimes(timeouts.request_s, timeouts.resume_s),
+            wanted=WantedNodes(adapter_missing=self.adapters.missing),
         )
         self.changes = RoleChanges(self.registry, mode, self.metrics)
         self.registered_name = ""
@@ -65,6 +83,11 @@ class CoordinatorProcess(Process):
     def start(self) -> None:
         """Let nodes attach."""
         self.spawn(self._server.start(HOST, PORT))
+        self.spawn(self._keep_adapters())
+
+    async def _keep_adapters(self) -> None:
+        async with self.adapters.running():
+            await asyncio.Event().wait()
 
     def count(self, counter: str, labels: Sequence[str]) -> dict[str, int]:
         """The values of a counter, by label."""

@@ -53,6 +53,11 @@ def _mixed(*numbers: int) -> int:
     return value
 
 
+def _number_of(adapter: str) -> int:
+    """What changes every token's KV; 0: that of the model itself."""
+    return int(adapter or "0", 16) << 8 & _MASK
+
+
 class KvNumbers:
     """A pool's KV as numbers: [block, layer, K or V, slot]."""
 
@@ -61,16 +66,22 @@ class KvNumbers:
         self._numbers: NDArray[np.uint64] = pool.data.view(np.uint64).reshape(shape)
 
     def compute(
-        self, table: NDArray[np.int64], tokens: Sequence[int], begin: int, end: int
+        self,
+        table: NDArray[np.int64],
+        tokens: Sequence[int],
+        begin: int,
+        end: int,
+        adapter: str = "",
     ) -> NDArray[np.uint64]:
-        """Return the KV of these tokens, given the one in the pool before them."""
+        """Return the KV of these tokens with an adapter, given the one in the pool before them."""
+        adapted = _number_of(adapter)
         chain = _START
         if begin:
             last = begin - 1
             chain = int(self._numbers[table[last // BLOCK], 0, 0, last % BLOCK])
         chains = []
         for token in tokens[begin:end]:
-            chain = _mixed(chain, token)
+            chain = _mixed(chain, token ^ adapted)
             chains.append(chain)
         return np.array(chains, np.uint64)
 
@@ -113,9 +124,9 @@ class Answer:
     logprobs: list[float]
 
 
-def expected(request: GenerationRequest) -> Answer:
-    """Return the answer to a request that nothing has disturbed."""
-    sampling = request.sampling
+def expected(request: GenerationRequest, adapter: str = "") -> Answer:
+    """Return the answer to a request that nothing has disturbed, with an adapter."""
+    sampling, adapted = request.sampling, _number_of(adapter)
     chain, kv = _START, 0
     output: list[int] = []
     logprobs: list[float] = []
@@ -138,6 +149,6 @@ def expected(request: GenerationRequest) -> Answer:
                 return Answer(output, FinishReason.STOP, logprobs)
             if len(output) == sampling.max_tokens:
                 break
-        chain = _mixed(chain, token)
+        chain = _mixed(chain, token ^ adapted)
         kv = (kv + _WEIGHTS[position] * (_FACTOR_SUM * chain + _OFFSET_SUM)) & _MASK
     return Answer(output, FinishReason.LENGTH, logprobs)

@@ -76,10 +76,10 @@ class World:
             self.nodes.append(self.made(number))
         fate = Fate(self)
         start_s = self.loop.time()
-        for call in plan.calls:
+        for asked in [*plan.orders, *plan.calls]:
             self.loop.call_at(
-                start_s + call.at_s,
-                call.start,
+                start_s + asked.at_s,
+                asked.start,
                 self.coordinator,
                 self.trace,
                 context=self.coordinator.context,

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakSet
 
 START_S = 1000.0
+THREAD_S = 0.03  # what is done in another thread takes
 MOST_AT_ONCE = 200_000  # callbacks without time passing: something goes round in circles
 
 PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
@@ -78,6 +79,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def resume(self, handles: list[asyncio.Handle]) -> None:
         """Run these next."""
         self._ready.extend(handles)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, function: Callable[..., Any], *args: object
+    ) -> asyncio.Future[Any]:
+        """As if a thread did it: in the process that asks, after a while, and all at once."""
+        done = self.create_future()
+
+        def run() -> None:
+            try:
+                result = function(*args)
+            except Exception as error:  # noqa: BLE001  what it raises is its result
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(result)
+
+        self.call_later(THREAD_S, run)
+        return done
 
     def timers_of(self, process: Process) -> list[asyncio.TimerHandle]:
         """The timers that the process has set."""

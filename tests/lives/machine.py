@@ -42,6 +42,8 @@ class Machine:
     is_dead: bool = False  # the thread has ended
     step_s: float = 0.001  # of the step that was prepared last
     is_device: bool = False  # steps run ahead of the loop, as on a GPU
+    adapters: set[str] = field(default_factory=set)  # digests of those in memory
+    num_lacking: int = 0  # rows of steps whose adapter was not in memory
     perf: PerfModel = field(default_factory=lambda: PerfModel(COSTS))
 
 
@@ -181,7 +183,12 @@ class LifeRunner:
         if machine.num_bad_steps:
             machine.num_bad_steps -= 1
             raise RuntimeError("a bad step")
-        kv = [numbers.compute(row.table, row.tokens, row.begin, row.end) for row in rows]
+        adapters = [row.request.prompt.adapter for row in rows]
+        machine.num_lacking += len({*adapters} - {"", *machine.adapters})
+        kv = [
+            numbers.compute(row.table, row.tokens, row.begin, row.end, adapter)
+            for row, adapter in zip(rows, adapters, strict=True)
+        ]
         for layer in range(NUM_LAYERS):
             for row, chains in zip(rows, kv, strict=True):
                 numbers.write(row.table, row.begin, chains, layer)

@@ -19,6 +19,7 @@ from pdserve.node.start.model import NodeModel
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig
 from pdserve.shared.errors import TokenizerError
+from tests.lives.adapters import LifeStore
 from tests.lives.kv import EOS, LAYOUT, VOCAB_SIZE
 from tests.lives.loop import Process, VirtualLoop
 from tests.lives.machine import COSTS, LifeRunner, Machine
@@ -43,6 +44,7 @@ class LifeNode(runtime.Node):
         self._parts.perf.costs = COSTS
         self._perf_feed.tell()
         process = node_here()
+        self._parts.adapters.begin(LifeStore(process.machine))
         assert isinstance(self._memory, ExportedPool)
         process.node = self
         return LifeRunner(self._memory, process.machine)

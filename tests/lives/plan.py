@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
+
+from msgspec.structs import replace
 
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import (
@@ -15,6 +17,7 @@ from pdserve.settings.config import (
     PrefixConfig,
 )
 from pdserve.settings.timeouts import Timeouts
+from tests.lives.adapters import NAMES, NUM_BYTES, AdapterOrder, random_orders
 from tests.lives.clients import Call, random_call
 from tests.lives.coordinator import ADDRESS
 from tests.lives.faults import Fault, random_faults
@@ -33,6 +36,7 @@ TIMEOUTS = Timeouts(
     resume_s=30.0,
 )
 FIRST_S = 1.0  # when the first request may come
+ADAPTED = 0.4  # of all lives
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Plan:
     is_two_sided: bool
     has_checksums: bool
     pulls_slowness: float
+    orders: list[AdapterOrder] = field(default_factory=list)
 
 
 def make_plan(seed: int, *, modes: tuple[Mode, ...], num_faults: int | None = None) -> Plan:
@@ -78,6 +83,14 @@ def make_plan(seed: int, *, modes: tuple[Mode, ...], num_faults: int | None = No
     )
     prefix = PrefixConfig(prefix_pull=random.choice(["auto", "always", "never"]))
     handoff = HandoffConfig(announce_bytes=random.choice([1, 256, 1 << 20]))
+    of_adapters = Random(seed + 3_000_000)
+    has_adapters = of_adapters.random() < ADAPTED
+    if has_adapters:
+        engine = replace(
+            engine,
+            max_adapters=of_adapters.choice([1, 2, 8]),
+            adapter_memory=of_adapters.choice([str(NUM_BYTES), str(2 * NUM_BYTES), "1GiB"]),
+        )
     num_blocks = random.choice([60, 60, 80, 120])
     nodes = [
         PlannedNode(
@@ -103,6 +116,8 @@ def make_plan(seed: int, *, modes: tuple[Mode, ...], num_faults: int | None = No
         random_call(random, number, FIRST_S + random.expovariate(1.5), shared)
         for number in range(random.randrange(4, 14))
     ]
+    for call in calls if has_adapters else ():
+        call.name = of_adapters.choice(["", *NAMES, *NAMES])
     if random.random() < 0.08:
         for told in random.choice(calls).answers:
             told.request.prompt.token_ids.append(POISON)
@@ -117,6 +132,7 @@ def make_plan(seed: int, *, modes: tuple[Mode, ...], num_faults: int | None = No
         is_two_sided=random.random() < 0.5,
         has_checksums=has_checksums,
         pulls_slowness=random.choice([1.0, 1.0, 20.0]),
+        orders=random_orders(of_adapters, FIRST_S) if has_adapters else [],
     )
 
 

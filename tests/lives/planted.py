@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from coordinator.adapters.generator import AdaptedGenerator
+from coordinator.adapters.known import KnownAdapters
+from coordinator.nodes.registry import Member
 from coordinator.requests import legs
 from coordinator.requests.departures import Departures
 from coordinator.requests.dispatcher import Dispatcher
@@ -23,10 +26,12 @@ from decode_node.intake import Intake
 from kv_transfer.strand_pull import StrandPull
 from pdserve.engine.core import EngineCore
 from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.node.adapters import NodeAdapters
 from pdserve.node.legs import Legs
 from pdserve.node.prefixes.fetch import PrefixFetcher
 from pdserve.node.services import Services
 from pdserve.node.sessions.session import Session
+from pdserve.protocol import Prompt
 from prefill_node.handoffs import Handoffs
 from prefill_node.service import PrefillNode
 
@@ -112,6 +117,30 @@ BUGS = {
     ),
     "freed blocks keep their generation": Bug(
         BlockPool, "release", "self._bump_generations(freed)", "pass"
+    ),
+    "an adapter's name gets the model's own tokens": Bug(
+        AdaptedGenerator, "_adapted", "adapter=self.version.digest", 'adapter=""', 40
+    ),
+    "an adapter is unneeded before its last stream has ended": Bug(
+        KnownAdapters, "take_unneeded", " and not self._uses(d)", "", 40
+    ),
+    "an adapter that legs have leaves for another": Bug(
+        NodeAdapters, "_idle", "if not self._legs.has_adapter(digest)", "if True", 40
+    ),
+    "an adapter leaves while a step has it": Bug(
+        NodeAdapters, "_free", "await self._steps_done()", "pass", 40
+    ),
+    "a leg is taken without its adapter": Bug(
+        NodeAdapters, "expect", "digest not in self._loaded", "False"
+    ),
+    "nodes are told to have an adapter before they have it": Bug(
+        NodeAdapters, "told", "sorted(self._loaded)", '[letter * 32 for letter in "abc"]'
+    ),
+    "nodes without an adapter get its requests": Bug(
+        Member, "serves", "needs.adapter in self.adapters", "True", 40
+    ),
+    "a prefix with an adapter is that of the model": Bug(
+        Prompt, "root", "self.adapter.encode()", 'b""', 40
     ),
     "a token is sent twice": Bug(
         Legs, "add_tokens", "batch.indices.append(index)", "batch.indices.append(index - 1)", 20

@@ -10,7 +10,7 @@ from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.adapters.read import read_adapter
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.model_files.checkpoint import Checkpoint
-from pdserve.shared.errors import AdapterNotLoaded, CapacityError
+from pdserve.shared.errors import AdapterNotLoaded, CapacityError, ItemNotFound
 
 MOST_BYTES: Final = 4 << 30
 
@@ -60,9 +60,12 @@ class Adapters:
         """Read, verify and take an adapter; all of it, or nothing. Waits for the disk.
 
         Raises:
+            ItemNotFound: there is no such folder.
             AdapterRefused: it cannot be served with this model; says why.
             CapacityError: there is no room for it.
         """
+        if not path.is_dir():
+            raise ItemNotFound(f"there is no folder {path} on this node", "lora_path")
         with self._turn:
             adapter = read_adapter(path, self._plan, self._max_bytes, self._checkpoint)
             with self._lock:

@@ -11,7 +11,7 @@ import pytest
 from pdserve.node.adapters import NodeAdapters
 from pdserve.node.legs import Legs
 from pdserve.protocol import AdapterLoaded, AdapterReport, LoadAdapter
-from pdserve.shared.errors import AdapterNotLoaded, AdapterRefused
+from pdserve.shared.errors import AdapterNotLoaded, AdapterRefused, ItemNotFound
 from tests.fakes.outbox import RecordingOutbox
 from tests.waits import until
 
@@ -32,6 +32,8 @@ class Store:
     def load(self, path: Path) -> Files:
         if self.refuses:
             raise AdapterRefused("rank 0")
+        if not path.is_dir():
+            raise ItemNotFound("there is no folder", "lora_path")
         self.loaded.append(path.name)
         return Files(path.name)
 

@@ -1,0 +1,93 @@
+"""Adapters come and go all the time, under load: no wrong token, no failed call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import openai
+import pytest
+from msgspec.structs import replace
+
+from tests.adapters import make_adapter, merged
+from tests.cluster.checkpoints import Reference, make_prompt, make_tiny
+from tests.cluster.client import MODEL, Client
+from tests.cluster.fleet import Fleet, fleet_config, running
+
+CHURN_S = 60.0
+EVERY_S = 1.0  # a name is loaded or unloaded
+NUM_FILES, NUM_NAMES, NUM_CALLERS, NUM_TOKENS = 8, 5, 16, 40
+PROMPTS = [make_prompt(length) for length in (5, 40, 41)]
+
+
+@dataclass
+class Churn:
+    """What names stand for, as callers may rely on it."""
+
+    served: dict[str, int]  # name |-> number of its file; -1: the model itself
+    random: Random = field(default_factory=lambda: Random(1))
+    num_changes: int = 0
+    num_calls: int = 0
+    wrong: list[str] = field(default_factory=list)
+    ends_s: float = field(default_factory=lambda: time.monotonic() + CHURN_S)
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self.ends_s
+
+
+async def change(churn: Churn, sdk: openai.AsyncOpenAI, folders: list[Path]) -> None:
+    """Unload a name, or load other files under it."""
+    while not churn.is_over:
+        await asyncio.sleep(EVERY_S)
+        name = f"a{churn.random.randrange(NUM_NAMES)}"
+        body = {"lora_name": name}
+        if churn.served.pop(name, None) is not None:  # no call begins with it; those that run go on
+            await sdk.post("/unload_lora_adapter", cast_to=str, body=body)
+        else:
+            number = churn.random.randrange(NUM_FILES)
+            body["lora_path"] = str(folders[number])
+            await sdk.post("/load_lora_adapter", cast_to=str, body=body)
+            churn.served[name] = number
+        churn.num_changes += 1
+
+
+async def call(churn: Churn, client: Client, expected: dict[tuple[int, int], list[int]]) -> None:
+    """One call after the other, each with a name that is served when it begins."""
+    while not churn.is_over:
+        name = churn.random.choice(list(churn.served))
+        number, prompt = churn.served[name], churn.random.randrange(len(PROMPTS))
+        output = await client.stream_all(PROMPTS[prompt], NUM_TOKENS, model=name)
+        churn.num_calls += 1
+        if output.error is not None or output.token_ids != expected[number, prompt]:
+            churn.wrong.append(f"{name}, file {number}: {output}")
+
+
+@pytest.mark.long
+async def test_one_is_loaded_or_unloaded_every_second(tmp_path: Path) -> None:
+    base = make_tiny(tmp_path / "model")
+    folders = [
+        make_adapter(tmp_path / f"f{n}", base, rank=2 + n, seed=n, strength=2.0)
+        for n in range(NUM_FILES)
+    ]
+    models = {-1: base} | {n: merged(tmp_path / f"m{n}", base, f) for n, f in enumerate(folders)}
+    expected = {
+        (number, index): Reference(path).greedy(prompt, NUM_TOKENS)
+        for number, path in models.items()
+        for index, prompt in enumerate(PROMPTS)
+    }
+    assert len({tuple(tokens) for tokens in expected.values()}) == len(expected)
+    config = fleet_config(base, prefill=1, decode=2)
+    config = replace(config, engine=replace(config.engine, max_adapters=NUM_NAMES - 1))
+    async with running(Fleet(config)) as fleet, Client(fleet.url) as client:
+        url = f"{fleet.url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as sdk:
+            churn = Churn({MODEL: -1})
+            callers = [call(churn, client, expected) for _ in range(NUM_CALLERS)]
+            await asyncio.gather(change(churn, sdk, folders), *callers)
+    assert churn.wrong == []
+    assert churn.num_calls > 10 * NUM_CALLERS
+    assert churn.num_changes > CHURN_S / EVERY_S / 4
