@@ -50,7 +50,6 @@ class _Panels:
 
     def codes(self) -> Codes:
         coding, num_in = self._coding, self._num_in
-        blocks = [self._block() for _ in range(-(-num_in // 32))]
         counts: list[tuple[int, Any]] = [(num_in // coding.group, coding.scale.dtype)]
         if coding.scale is ScaleType.TWO_LEVELS:
             counts.insert(0, (-(-num_in // SUPER_INPUTS), np.float16))
@@ -58,6 +57,8 @@ class _Panels:
             (self._take(*count), self._take(*count) if coding.has_minimums else None)
             for count in counts
         ]
+        self._place += -self._place % 64
+        blocks = [self._block() for _ in range(-(-num_in // 32))]
         assert self._place == self._panels.shape[1], "all of it"
         supers = pairs[0] if len(pairs) == 2 else (None, None)
         return Codes(coding, np.concatenate(blocks, axis=1)[:, :num_in], *pairs[-1], *supers)

@@ -53,6 +53,8 @@ public:
           rows_(rows) {}
 
     void run() const {
+        const int64_t end = layout_.numbers_end;
+        if (rows_.lane == 0) std::memset(panel_ + end, 0, layout_.codes - end);
         for (int lane = rows_.lane; lane < rows_.end_lane(); ++lane) {
             const int64_t i = lane - rows_.lane;
             const int64_t row = i < rows_.count ? first_ + i : -1;  // -1: padding
@@ -81,7 +83,7 @@ private:
     }
 
     void put_codes(int lane, const uint8_t* codes) const {
-        uint8_t* block = panel_;
+        uint8_t* block = panel_ + layout_.codes;
         for (int64_t first = 0; first < num_in_; first += kBlockInputs, block += layout_.block_bytes) {
             uint8_t padded[kBlockInputs] = {};
             const int64_t count = std::min<int64_t>(kBlockInputs, num_in_ - first);
@@ -184,7 +186,7 @@ private:
     }
 
     int code(int64_t input) const {
-        const uint8_t* block = panel_ + input / kBlockInputs * layout_.block_bytes;
+        const uint8_t* block = panel_ + layout_.codes + input / kBlockInputs * layout_.block_bytes;
         const auto k = static_cast<int>(input % kBlockInputs);
         if (coding_.bits == 8) return block[place_of(k, lane_)];
         const int lower = block[place_of(k % kHalfInputs, lane_)] >> (k / kHalfInputs * 4) & 15;

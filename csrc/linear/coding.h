@@ -10,16 +10,16 @@
 //
 // A panel is 16 outputs, as ever; one value of each output, side by side, is a row of lanes. A unit
 // is a cache line with a byte for each of 4 inputs of each output: [16][4], as instructions multiply
-// them.
-//     codes      [num_in / 32] blocks of 32 inputs:
-//                8 bits:  8 units
-//                others:  4 units of the codes' lower four bits, and above them those of the 4 units
-//                after; then, of 5 bits, a line whose bits 0 to 7 of a byte are the fifth ones of
-//                that byte in the 8 units; of 6, two lines, with the upper two bits in 4 units each
+// them. In the order in which a product with few rows reads it, since memory is fastest so:
 //     supers     if there are two levels, [num_in / 256] rows of float16, of scales; as many of
 //                minimums
 //     scales     [num_in / group] rows
 //     minimums   likewise
+//     codes      from a whole line on, [num_in / 32] blocks of 32 inputs:
+//                8 bits:  8 units
+//                others:  4 units of the codes' lower four bits, and above them those of the 4 units
+//                after; then, of 5 bits, a line whose bits 0 to 7 of a byte are the fifth ones of
+//                that byte in the 8 units; of 6, two lines, with the upper two bits in 4 units each
 // What does not fill a block or 256 inputs is padded with zeros.
 //
 // No inline functions with external linkage here; see isa/element.h for why.
@@ -63,6 +63,8 @@ struct CodedLayout {
     int64_t super_minimums;
     int64_t scales;
     int64_t minimums;
+    int64_t numbers_end;
+    int64_t codes;
     int64_t panel_bytes;
 };
 
@@ -81,11 +83,13 @@ namespace {
     layout.scale_bytes = has_supers ? 1 : coding.scale == ScaleType::kFloat16 ? 2 : 4;
     const int64_t scales_bytes = layout.num_groups * kPanelOutputs * layout.scale_bytes;
     const int64_t supers_bytes = layout.num_supers * kPanelOutputs * 2;
-    layout.super_scales = rounded_up(kBlockInputs) * layout.block_bytes;
-    layout.super_minimums = layout.super_scales + supers_bytes;
+    layout.super_scales = 0;
+    layout.super_minimums = supers_bytes;
     layout.scales = layout.super_minimums + (coding.has_minimums ? supers_bytes : 0);
     layout.minimums = layout.scales + scales_bytes;
-    layout.panel_bytes = layout.minimums + (coding.has_minimums ? scales_bytes : 0);
+    layout.numbers_end = layout.minimums + (coding.has_minimums ? scales_bytes : 0);
+    layout.codes = (layout.numbers_end + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
+    layout.panel_bytes = layout.codes + rounded_up(kBlockInputs) * layout.block_bytes;
     return layout;
 }
 

@@ -72,8 +72,9 @@ class Coding:
         if self.scale is ScaleType.TWO_LEVELS:
             numbers += -(-num_in // SUPER_INPUTS) * 2
         blocks = -(-num_in // _BLOCK_INPUTS)
-        row = blocks * self.bits * _BLOCK_INPUTS // 8 + numbers * (1 + self.has_minimums)
-        return num_out * row
+        numbers *= 1 + self.has_minimums
+        numbers += -numbers % 4  # of 16 outputs, codes begin at a whole line
+        return num_out * (blocks * self.bits * _BLOCK_INPUTS // 8 + numbers)
 
 
 def joined(codings: Iterable[Coding]) -> Coding | None:

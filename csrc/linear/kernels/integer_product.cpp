@@ -1,7 +1,8 @@
 // Products of integers (integers.h), once for each instruction set, without fused operations.
 //
-// A chunk of panels at a time: their scales are brought to float32, and with more rows than one tile
-// has, their codes to bytes, once for all rows.
+// With few rows a panel at a time, as it comes from memory: its scales are brought to float32, then
+// its codes are read as they are. With more rows than one tile has, a chunk of panels, whose codes
+// become bytes, once for all rows.
 
 #include "../../isa/build_name.h"
 #include "finish.h"
@@ -79,7 +80,8 @@ private:
     // At scratch: codes as bytes, if they are so; scales; minimums.
     void prepare(const uint8_t* panel, uint8_t* target) const {
         if (is_wide_) {
-            widen_codes(coding_.bits, panel, num_blocks_, coded_.block_bytes, target);
+            widen_codes(
+                coding_.bits, panel + coded_.codes, num_blocks_, coded_.block_bytes, target);
         }
         auto* scales = reinterpret_cast<float*>(target + wide_bytes());
         put_numbers(panel, coded_.scales, coded_.super_scales, scales);
@@ -108,10 +110,12 @@ private:
         return coding_.has_minimums ? Scaling::kBlockAndMinimum : Scaling::kBlock;
     }
 
-    IntegerTile tile_of(int64_t panel, const uint8_t* prepared) const {
+    // Of rows from this one on.
+    IntegerTile tile_of(int64_t panel, const uint8_t* prepared, int64_t row) const {
         IntegerTile tile{};
+        tile.x = static_cast<const uint8_t*>(call_.x) + row * call_.x_row_bytes;
         tile.x_row_bytes = call_.x_row_bytes;
-        tile.codes = is_wide_ ? prepared : panel_at(panel);
+        tile.codes = is_wide_ ? prepared : panel_at(panel) + coded_.codes;
         tile.num_blocks = num_blocks_;
         tile.scaling = scaling();
         tile.scales = reinterpret_cast<const float*>(prepared + wide_bytes());
@@ -123,9 +127,30 @@ private:
     }
 
     void multiply_chunk(int64_t first_panel, int num_panels) const {
+        item_.num_rows <= kMostIntegerRows ? multiply_few(first_panel, num_panels)
+                                           : multiply_many(first_panel, num_panels);
+    }
+
+    uint8_t* prepared_at(int p) const { return scratch_ + p * prepared_bytes(); }
+
+    // Panel after panel, from their first bytes to their last: memory is slower out of order.
+    void multiply_few(int64_t first_panel, int num_panels) const {
+        const auto num_rows = static_cast<int>(item_.num_rows);
+        alignas(64) float sums[kMostIntegerRows * kSumStride];
         for (int p = 0; p < num_panels; ++p) {
-            prepare(panel_at(first_panel + p), scratch_ + p * prepared_bytes());
+            const uint8_t* panel = panel_at(first_panel + p);
+            prefetch(panel + codes_ahead(coding_.bits), static_cast<int>(coded_.codes));
+            prepare(panel, prepared_at(p));
+            IntegerTile tile = tile_of(first_panel + p, prepared_at(p), item_.first_row);
+            tile.sums = sums + p * kPanelOutputs;
+            tile.is_ahead = true;
+            pick_integer_tile<kPlanes>(coding_.bits, num_rows)(tile);
         }
+        finish_.run(sums, kSumStride, item_.first_row, num_rows, first_panel, num_panels);
+    }
+
+    void multiply_many(int64_t first_panel, int num_panels) const {
+        for (int p = 0; p < num_panels; ++p) prepare(panel_at(first_panel + p), prepared_at(p));
         const int64_t num_pieces = (item_.num_rows + kMostIntegerRows - 1) / kMostIntegerRows;
         alignas(64) float sums[kMostIntegerRows * kSumStride];
         for (int64_t i = 0; i < num_pieces; ++i) {
@@ -136,25 +161,17 @@ private:
             const int64_t row = item_.first_row + start(i);
             const int num_rows = static_cast<int>(start(i + 1) - start(i));
             for (int p = 0; p < num_panels; ++p) {
-                IntegerTile tile = tile_of(first_panel + p, scratch_ + p * prepared_bytes());
-                tile.x = static_cast<const uint8_t*>(call_.x) + row * call_.x_row_bytes;
+                IntegerTile tile = tile_of(first_panel + p, prepared_at(p), row);
                 tile.sums = sums + p * kPanelOutputs;
-                fetch(tile, first_panel + p + num_panels, i == 0);
-                const int bits = is_wide_ ? 8 : coding_.bits;
-                pick_integer_tile<kPlanes>(bits, num_rows)(tile);
+                if (i == 0) {
+                    // Of the next chunk.
+                    tile.next = panel_at(first_panel + p + num_panels);
+                    tile.next_bytes = (coded_.panel_bytes + num_blocks_ - 1) / num_blocks_;
+                }
+                pick_integer_tile<kPlanes>(8, num_rows)(tile);
             }
             finish_.run(sums, kSumStride, row, num_rows, first_panel, num_panels);
         }
-    }
-
-    // What the tiles of the first rows fetch meanwhile: codes ahead, and of a panel of the next chunk
-    // the numbers behind them; or all of it.
-    void fetch(IntegerTile& tile, int64_t next_panel, bool is_first) const {
-        const int64_t skipped = is_wide_ ? 0 : num_blocks_ * coded_.block_bytes;
-        tile.is_ahead = is_first && !is_wide_;
-        tile.next = panel_at(next_panel) + skipped;
-        const int64_t left = is_first ? coded_.panel_bytes - skipped : 0;
-        tile.next_bytes = (left + num_blocks_ - 1) / num_blocks_;
     }
 
     const Call& call_;

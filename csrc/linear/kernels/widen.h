@@ -46,7 +46,7 @@ void widen_panel(const CodedPanels& panels, const uint8_t* panel, uint8_t* targe
     const IntLanes zero = panels.coding.zero - IntLanes{};
     [[maybe_unused]] const Rounding rounding = panels.coding.rounding;
     for (int64_t first = 0; first < panels.num_in; first += kHalfBlock) {
-        const uint8_t* block = panel + first / kBlockInputs * layout.block_bytes;
+        const uint8_t* block = panel + layout.codes + first / kBlockInputs * layout.block_bytes;
         const int half = first / kHalfBlock % 2;
         const int64_t group = first / panels.coding.group;
         const PanelNumbers scales =

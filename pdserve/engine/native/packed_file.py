@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 2  # of the file, and of the packed matrices in it; from 2 on, all values are finite
 PAGE_BYTES = 4096
-CODES_FORMAT = 2  # of matrices of codes and int8: from 2 on, as instructions multiply them
+CODES_FORMAT = 3  # of matrices of codes and int8: from 3 on, in the order of their reading
 _MAGIC = b"PDSPACK\n"
 # magic, format, is_synced, boot, offset and size of the index, digest of index and its offset
 _PREAMBLE = struct.Struct("<8sII16sQQ32s")
