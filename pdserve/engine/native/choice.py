@@ -34,6 +34,7 @@ from pdserve.engine.native.linear import (
 )
 from pdserve.engine.plan.forms import (
     FLOAT32,
+    HEAD_PLANES,
     STORED_PLANES,
     ActivationDtype,
     WeightForm,
@@ -190,10 +191,12 @@ def digest_of(
     _native.rms_norm(out, _numbers(1, 48)[0], 1e-5, normed := torch.empty(20, 48), variant)
     results = [out, scores, normed, _attended(variant, type_of_x)]
     if (is_coded or form.coding is not None) and dtype is not ActivationDtype.FLOAT32:
-        coded = torch.empty(20, 48)
-        planes = form.planes if form.coding is not None else STORED_PLANES
-        codes = _coded(planes)
-        results.append(linear(x[:, :96], codes, coded, LinearResult.STORE_FLOAT, variant))
+        every = (form.planes,) if form.coding is not None else (STORED_PLANES, HEAD_PLANES)
+        for planes in every:
+            coded = torch.empty(20, 48)
+            results.append(
+                linear(x[:, :96], _coded(planes), coded, LinearResult.STORE_FLOAT, variant)
+            )
     for tensor in results:
         digest.update(tensor.view(torch.uint8).numpy().data)
     return digest.hexdigest()

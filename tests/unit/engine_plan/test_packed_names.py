@@ -68,21 +68,21 @@ FILES: Final = [
         "int8",
         WHOLE,
         "demo-float32-int8-ba2c3847772b1aab.packed",
-        "677db37be44dab13f636431a4c2ca6b691dbe072c8c9c1460320f3ad93c42e65",
+        "7fceac956f310827bcb45c81e0d507ffd31f19ecbadeb6d67c210bee7659f7aa",
     ),
     Packed(
         "bfloat16",
         "int8",
         WHOLE,
         "demo-bfloat16-int8-4c245c4692f6ea88.packed",
-        "a73b737e3c31d13b58954ac1d1920e95b572a023591679d0370a363f345397e0",
+        "91055af6485f08de271ce585d37b3e0076df10231291de49aa9c619a04f402f9",
     ),
     Packed(
         "bfloat16",
         "int8",
         LATER,
         "demo-bfloat16-int8-rank1of2-stage1of2-6d52e7600cc534ac.packed",
-        "48a2bf6a0a20acbd459bb32a12dd1c740f5e9d282a8cead8089f7fae3bbfcf37",
+        "9dbd54636b86ece168dd5833c4bed323180c1942bfd357535fb313c78a182e6b",
     ),
 ]
 
