@@ -13,7 +13,7 @@ import msgspec
 
 import pdserve
 from pdserve.commands.cli.doctor.machine import machine_findings
-from pdserve.commands.cli.doctor.software import native_findings, required_packages
+from pdserve.commands.cli.doctor.software import builds_finding, required_packages
 from pdserve.settings.struct import ConfigStruct
 
 _GIT_S = 5.0
@@ -25,7 +25,7 @@ def conditions(config: ConfigStruct) -> dict[str, object]:
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": msgspec.to_builtins(config),
         "machine": {finding.name: finding.detail for finding in machine_findings()},
-        "kernels": native_findings()[0].detail,
+        "kernels": builds_finding().detail,
         "load_average": os.getloadavg()[0],  # over a minute
         "python": platform.python_version(),
         "pdserve": pdserve.__version__,

@@ -7,7 +7,6 @@ import platform
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
-from types import ModuleType
 
 import pdserve
 from pdserve.commands.cli.doctor.finding import Finding, Verdict
@@ -18,35 +17,33 @@ _WIDTH = 2048  # number of inputs of the matrices that kernels are tried on
 _REMEDY = "run `make env` in the source tree, or `pip install` the wheel"
 
 
+def builds_finding() -> Finding:
+    """The builds of the kernels that this CPU runs; nothing is measured."""
+    try:
+        variants: list[str] = importlib.import_module("pdserve._native").kernel_variants()
+    except ImportError as error:
+        return Finding(
+            topic="native kernels",
+            name="pdserve._native",
+            verdict=Verdict.BROKEN,
+            detail=f"not built ({error}): {_REMEDY}",
+            needed_for="attention, sampling and KV transfer: every node",
+        )
+    return Finding(
+        topic="native kernels",
+        name="builds for this CPU",
+        verdict=Verdict.OK,
+        detail=", ".join(variants),
+    )
+
+
 def native_findings() -> list[Finding]:
     """Whether the native extension is built, and which of its kernels this CPU runs."""
-    try:
-        native = importlib.import_module("pdserve._native")
-    except ImportError as error:
-        return [
-            Finding(
-                topic="native kernels",
-                name="pdserve._native",
-                verdict=Verdict.BROKEN,
-                detail=f"not built ({error}): {_REMEDY}",
-                needed_for="attention, sampling and KV transfer: every node",
-            )
-        ]
-    return _kernel_findings(native)
-
-
-def _kernel_findings(native: ModuleType) -> list[Finding]:
-    features: dict[str, bool] = native.cpu_features()
-    variants: list[str] = native.kernel_variants()
-    found = [
-        Finding(
-            topic="native kernels",
-            name="builds for this CPU",
-            verdict=Verdict.OK,
-            detail=", ".join(variants),
-        ),
-        _fastest_kernels(),
-    ]
+    builds = builds_finding()
+    if builds.verdict is Verdict.BROKEN:
+        return [builds]
+    found = [builds, _fastest_kernels()]
+    features: dict[str, bool] = importlib.import_module("pdserve._native").cpu_features()
     for name, is_there in features.items():
         found.append(
             Finding(
