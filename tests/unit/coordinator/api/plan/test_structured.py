@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 from typing import Any
 
 import openai
@@ -19,7 +20,7 @@ from coordinator.text import ChatTemplate, Tokenizer
 from coordinator.text.grammars import AnswerGrammar, GrammarChecker, Output, OutputKind
 from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.parts import ToolFormat
-from pdserve.grammar import Prepared, make_vocabulary, new_matcher
+from pdserve.grammar import Prepared, Vocabulary, make_vocabulary, new_matcher
 from pdserve.shared.errors import (
     GrammarFailed,
     InvalidRequest,
@@ -55,11 +56,15 @@ def tool(name: str, parameters: dict[str, Any] | None = POINT) -> dict[str, Any]
     return {"type": "function", "function": function}
 
 
+@cache
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    return make_vocabulary(tokenizer.to_json(), tokenizer.num_ids, [EOS])
+
+
 def takes(grammar: str, text: str, tokenizer: Tokenizer | None = None) -> bool:
     """Whether an answer may be exactly this text."""
     tokenizer = tokenizer or tiny_tokenizer()
-    vocabulary = make_vocabulary(tokenizer.to_json(), tokenizer.num_ids, [EOS])
-    matcher = new_matcher(vocabulary, grammar)
+    matcher = new_matcher(vocabulary_of(tokenizer), grammar)
     ids = tokenizer.encode(text, add_special_tokens=False)
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
