@@ -6,9 +6,9 @@ VENV ?= .venv
 # several gigabytes of CUDA libraries.
 PIP_FLAGS ?=
 PROTO_OUT ?= .
-# Two workers: tests that start clusters all run on one of them (tests/conftest.py). The slowest
-# tests are listed, so that nobody has to look for what the time goes into.
-PYTEST_FLAGS ?= -n 2 --no-loadscope-reorder --durations=20
+# Three workers for two cores: tests that start clusters all run on one of them (tests/conftest.py),
+# and mostly wait. The slowest tests are listed, so that nobody has to look for what takes the time.
+PYTEST_FLAGS ?= -n 3 --no-loadscope-reorder --durations=20
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python tools/install.py
