@@ -26,10 +26,17 @@ if not any(sign.exists() for sign in GPU_SIGNS):
     os.environ["TRITON_INTERPRET"] = "1"
 
 # On a busy machine any example can take longer than hypothesis's deadline of 200 ms.
-settings.register_profile("without-deadline", settings.default, deadline=None)
-settings.load_profile("without-deadline")
+settings.register_profile("many", settings.default, deadline=None)
+settings.register_profile("few", settings.default, deadline=None, max_examples=30)
+settings.load_profile("many")
 
 MAX_INFLIGHT = 64  # requests that the shared cluster takes
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`make test` tries fewer examples than `make test-long` where a test does not say how many."""
+    if config.option.markexpr == "not long":
+        settings.load_profile("few")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

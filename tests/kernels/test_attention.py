@@ -45,7 +45,7 @@ def expect_close(found: Tensor, expected: Tensor, case: Case, slack: float = 1.0
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_every_variant_matches_the_reference(data: st.DataObject) -> None:
     shape = data.draw(stored_shapes())

@@ -58,7 +58,7 @@ def with_seeds(request: Request, num: int) -> list[Request]:
     ]
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(row=logits(), requests=rows())
 def test_tokens_are_those_of_torch(row: Tensor, requests: list[Request]) -> None:
     """Exactly: both do the same arithmetic."""
@@ -71,7 +71,7 @@ def test_tokens_are_those_of_torch(row: Tensor, requests: list[Request]) -> None
     assert torch.equal(batch, row.repeat(len(draws), 1)), "logits stay as they are"
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(row=logits(), requests=rows(with_logprobs=True), data=st.data())
 def test_masked_tokens_are_those_of_torch(
     row: Tensor, requests: list[Request], data: st.DataObject
@@ -185,7 +185,7 @@ def test_one_bad_logit_anywhere_is_found(poison: float, temperature: float, vari
     assert natively(batch, requests, variant) == [str(i) for i in range(len(places))]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(row=logits(), requests=rows(with_logprobs=True))
 def test_logprobs_are_those_of_the_model(row: Tensor, requests: list[Request]) -> None:
     expected = row.double().log_softmax(dim=-1)

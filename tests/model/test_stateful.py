@@ -397,7 +397,7 @@ def _forget(source: PrefillSide) -> None:
     source.memory.pool._bump_generations = lambda block_ids: None
 
 
-SETTINGS = settings(max_examples=150, stateful_step_count=60, derandomize=True)
+SETTINGS = settings(max_examples=60, stateful_step_count=60, derandomize=True)
 TestHandoffs = HandoffMachine.TestCase
 TestHandoffs.settings = SETTINGS
 

@@ -32,7 +32,7 @@ def grammar_of(schema: Any) -> str:
 
 
 @settings(
-    max_examples=25,
+    max_examples=10,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(

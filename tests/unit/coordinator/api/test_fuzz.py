@@ -114,7 +114,7 @@ async def check(response: aiohttp.ClientResponse) -> None:
 NO_FIXTURE_CHECK = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=150, suppress_health_check=NO_FIXTURE_CHECK)
+@settings(max_examples=60, suppress_health_check=NO_FIXTURE_CHECK)
 @given(body=bodies(), chat=st.booleans())
 def test_any_body_is_answered_or_refused_in_the_apis_form(
     poster: Any, body: dict[str, Any], chat: bool
