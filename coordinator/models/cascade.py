@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
-from pdserve.settings.cascades import RegisteredCascade, Tier
+from pdserve.settings.cascades import ESCALATIONS, RegisteredCascade, Tier
+from pdserve.shared.errors import ConfigError
+
+
+@runtime_checkable
+class Hook(Protocol):
+    """A rule of somebody else's, by entry point."""
+
+    def escalates(self, prompt: str, answer: str) -> bool:
+        """Return whether the next tier is to be asked, since a whole answer is not good enough.
+
+        It runs on the event loop, so it takes well below a millisecond, and gives the same answer
+        whenever it is asked.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +33,7 @@ class Cascade:
     tiers: tuple[Tier, ...]  # of which only the last never escalates
     needs_whole_answer: bool  # before it shows any, unless the last tier is asked
     tenants: frozenset[str] = frozenset()  # who may use it; empty: everybody
+    hooks: Mapping[str, Hook] = field(default_factory=dict)  # of tiers' rules, by name
 
     @property
     def name(self) -> str:
@@ -26,7 +42,7 @@ class Cascade:
 
 
 def make_cascades(registered: Mapping[str, RegisteredCascade]) -> list[Cascade]:
-    """Return those of a models file."""
+    """Return those of a models file. Raises ConfigError: a hook is not installed, or fails."""
     return [
         Cascade(
             names=(name, *one.aliases),
@@ -34,6 +50,14 @@ def make_cascades(registered: Mapping[str, RegisteredCascade]) -> list[Cascade]:
             tiers=tuple(one.tiers),
             needs_whole_answer=one.needs_whole_answer,
             tenants=frozenset(one.tenants),
+            hooks={rule: _hook(name, rule) for rule in one.hooks},
         )
         for name, one in registered.items()
     ]
+
+
+def _hook(cascade: str, name: str) -> Hook:
+    try:
+        return ESCALATIONS.make(Hook, name)  # type: ignore[type-abstract]
+    except ValueError as error:
+        raise ConfigError(f"cascades.{cascade}: {error}") from error

@@ -10,15 +10,18 @@ tiers = [
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from pdserve.settings.struct import ConfigStruct
+from pdserve.shared.entry_points import PolicyKind
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.hints.near import nearest
 
+# Each makes a `coordinator.models.cascade.Hook`. Only coordinators need the package.
+ESCALATIONS: Final = PolicyKind("hook", "pdserve.escalations", ())
 _Tokens = Annotated[int, Meta(ge=0, le=2**20)]
 _Logprob = Annotated[float, Meta(le=0)]
 
@@ -33,6 +36,7 @@ class Escalation(ConfigStruct, frozen=True):
     max_tokens: _Tokens | None = None  # it is longer
     grammar: bool = False  # it has to match a grammar, and ended before it did
     tool: bool = False  # tools were offered, and it calls none
+    hook: str = ""  # of an installed package, which says so: see `ESCALATIONS`
 
     @property
     def judges_confidence(self) -> bool:
@@ -42,14 +46,15 @@ class Escalation(ConfigStruct, frozen=True):
     @property
     def is_never(self) -> bool:
         """Whether it has no rule."""
-        others = self.max_tokens is not None or self.grammar or self.tool
+        others = self.max_tokens is not None or self.grammar or self.tool or self.hook
         return not (self.judges_confidence or others)
 
     @property
     def needs_whole_answer(self) -> bool:
         """Whether nothing of an answer can be shown before all of it is there."""
         is_late = self.judges_confidence and not self.first_tokens
-        return is_late or self.max_tokens is not None or self.grammar or self.tool
+        is_counted = self.max_tokens is not None
+        return is_late or is_counted or self.grammar or self.tool or bool(self.hook)
 
 
 class Tier(ConfigStruct, frozen=True):
@@ -71,6 +76,11 @@ class RegisteredCascade(ConfigStruct, frozen=True):
     tiers: Annotated[list[Tier], Meta(min_length=2, max_length=8)]
     aliases: list[str] = msgspec.field(default_factory=list)
     tenants: list[str] = msgspec.field(default_factory=list)  # who may use it; empty: all
+
+    @property
+    def hooks(self) -> set[str]:
+        """The names of hooks that its rules ask."""
+        return {tier.escalate.hook for tier in self.tiers if tier.escalate and tier.escalate.hook}
 
     @property
     def needs_whole_answer(self) -> bool:

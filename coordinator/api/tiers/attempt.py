@@ -15,6 +15,7 @@ from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.choice import Choice
 from coordinator.api.tiers.judge import KEPT, Judge
 from coordinator.generation import Generation, GenerationRequest, Listener, Route
+from coordinator.models.cascade import Hook
 from pdserve.protocol import TokenEvent, TokenLogprobs
 from pdserve.settings.cascades import Escalation
 from pdserve.shared.errors import InvalidRequest
@@ -81,10 +82,12 @@ class HeldGeneration:
 class Attempt:
     """The answers of one tier to a call, which run from now on."""
 
-    def __init__(self, plan: CallPlan, rule: Escalation, *, offers_tools: bool) -> None:
+    def __init__(
+        self, plan: CallPlan, rule: Escalation, hook: Hook | None, *, offers_tools: bool
+    ) -> None:
         """Start them. Raises what `Generator.start_siblings` raises.
 
-        `plan` is as for the tier alone.
+        `plan` is as for the tier alone, `hook` that of the rule.
         """
         self._plan = plan
         self._num_cached_tokens = 0
@@ -95,6 +98,7 @@ class Attempt:
                 Choice(index, plan.model.tokenizer, plan.text),
                 has_grammar=bool(request.sampling.grammar),
                 parts=plan.make_parts() if plan.make_parts and offers_tools else None,
+                hook=partial(self._ask, hook, request) if hook is not None else None,
             )
             for index, request in enumerate(plan.requests)
         ]
@@ -162,6 +166,10 @@ class Attempt:
             return
         if reason or all(judge.is_content for judge in self._judges):
             self._verdict.set_result(reason)
+
+    def _ask(self, hook: Hook, request: GenerationRequest, answer: str) -> bool:
+        prompt = self._plan.model.tokenizer.decode(request.prompt.token_ids)
+        return hook.escalates(prompt, answer)
 
     def _judge(self, index: int, event: TokenEvent) -> str:
         if event.index == 0 and index % self._plan.num_per_prompt == 0:

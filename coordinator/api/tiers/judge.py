@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Final
 
@@ -25,17 +26,20 @@ class Judge:
         *,
         has_grammar: bool,
         parts: AnswerParts | None,
+        hook: Callable[[str], bool] | None,
     ) -> None:
         """
         Args:
             choice: takes in the answer's tokens, without their log-probabilities.
             has_grammar: whether the answer has to match one.
             parts: finds calls in the answer; None: no tools were offered.
+            hook: whether a whole answer is not good enough; None: the rule has none.
         """
         self._rule = rule
         self._choice = choice
         self._has_grammar = has_grammar
         self._parts = parts
+        self._hook = hook
         self._texts: list[str] = []
         self._num_judged = 0  # tokens, of which:
         self._logprobs = self._margins = 0.0  # sums
@@ -101,10 +105,14 @@ class Judge:
         if self._rule.grammar and self._has_grammar and self._choice.finish_reason == "length":
             return "grammar"
         if self._rule.tool and self._parts is not None:
-            text = self.take_text()
-            self._texts.append(text)  # it may be asked for later
-            self._parts.push(text)
+            self._parts.push(self._text())
             self._parts.finish()
             if not self._parts.num_calls:
                 return "tool"
-        return KEPT
+        return "hook" if self._hook is not None and self._hook(self._text()) else KEPT
+
+    def _text(self) -> str:
+        """Return all of the answer, which may be asked for later."""
+        text = self.take_text()
+        self._texts.append(text)
+        return text

@@ -159,7 +159,8 @@ class _Run:
         most = call.model.generator.max_inflight
         check_amounts(requests, step, most, echoes=call.echoes_prompt)
         callers.take_prompt(context, trace)
-        return Attempt(call, rule, offers_tools=_offers_tools(self.ask.values))
+        hook = self.cascade.hooks[rule.hook] if rule.hook else None
+        return Attempt(call, rule, hook, offers_tools=_offers_tools(self.ask.values))
 
     def _lost_before(self, call: CallPlan, num_tokens: int) -> None:
         """Note a tier that another coordinator has asked, and charged for."""

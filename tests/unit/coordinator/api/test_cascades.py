@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
-from coordinator.models.cascade import make_cascades
+from coordinator.models.cascade import Cascade, Hook, make_cascades
 from coordinator.models.model import Catalog, make_model
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import KeyBook
@@ -21,7 +22,7 @@ from pdserve.protocol import FinishReason
 from pdserve.settings.access import hash_key
 from pdserve.settings.cascades import Escalation, RegisteredCascade, Tier
 from pdserve.shared.clock import SystemClock
-from pdserve.shared.errors import NodeLost, Overloaded
+from pdserve.shared.errors import ConfigError, NodeLost, Overloaded
 from tests.fakes.generator import (
     EOS,
     FakeGenerator,
@@ -33,6 +34,7 @@ from tests.fakes.generator import (
     tiny_tokenizer,
     tool_tokenizer,
 )
+from tests.installed import install
 from tests.unit.coordinator.api.harness import Harness, events_of, served
 
 SMALL, LARGE = "Hello from the small one", "Hello from the large one"
@@ -75,7 +77,10 @@ class Two:
 
 @asynccontextmanager
 async def cascade(
-    small: Script | FakeGenerator, tenants: Tenants | None = None, **rule: Any
+    small: Script | FakeGenerator,
+    tenants: Tenants | None = None,
+    hooks: Mapping[str, Hook] = MappingProxyType({}),
+    **rule: Any,
 ) -> AsyncIterator[Two]:
     tokenizer = tool_tokenizer()
     first = small if isinstance(small, FakeGenerator) else FakeGenerator(small)
@@ -85,8 +90,14 @@ async def cascade(
         make_model(last, tokenizer, ["large"], tenants=frozenset({"", "acme"})),
     ]
     tiers = [Tier(model="small", escalate=Escalation(**rule)), Tier(model="large")]
-    registered = {"auto": RegisteredCascade(tiers=tiers, aliases=["best"])}
-    catalog = Catalog(models, make_cascades(registered))
+    auto = Cascade(
+        names=("auto", "best"),
+        created=0,
+        tiers=tuple(tiers),
+        needs_whole_answer=RegisteredCascade(tiers=tiers).needs_whole_answer,
+        hooks=hooks,
+    )
+    catalog = Catalog(models, [auto])
     async with served(catalog=catalog, tenants=tenants) as api:
         yield Two(api, first, last)
 
@@ -140,6 +151,54 @@ async def test_a_tool_that_is_not_called(text: str, asked: dict[str, Any], is_ke
         answer = await two.chat(**asked)
         assert answer["model"] == ("small" if is_kept else "large")
         assert bool(answer["choices"][0]["message"].get("tool_calls")) == (text == CALL)
+
+
+class Shouts:
+    """A hook that lets no answer pass which is not loud, or is to a loud question."""
+
+    def escalates(self, prompt: str, answer: str) -> bool:
+        return not answer.endswith("!") or "HI" in prompt
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "is_kept"),
+    [("Hi", "Hello!", True), ("HI", "Hello!", False), ("Hi", "Hello", False)],
+)
+async def test_a_hook_says_whether_an_answer_is_good(asked: str, said: str, is_kept: bool) -> None:
+    async with cascade(sure(said), hooks={"shouts": Shouts()}, hook="shouts") as two:
+        text = await two.text(messages=[{"role": "user", "content": asked}])
+    assert text == (said if is_kept else LARGE)
+    assert two.outcomes[0] == ("small", "answered" if is_kept else "hook")
+
+
+def test_hooks_are_found_by_their_entry_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/theirs_hooks.py").write_text(
+        "class Never:\n    def escalates(self, prompt, answer): return False\n"
+    )
+    (tmp_path / "theirs/pyproject.toml").write_text(
+        '[project]\nname = "theirs-hooks"\nversion = "1.2"\n'
+        '[project.entry-points."pdserve.escalations"]\n'
+        'never = "theirs_hooks:Never"\nnone = "builtins:dict"\n'
+    )
+    install(tmp_path / "theirs", tmp_path / "site")
+
+    def made(hook: str) -> list[Cascade]:
+        tiers = [Tier(model="small", escalate=Escalation(hook=hook)), Tier(model="large")]
+        return make_cascades({"auto": RegisteredCascade(tiers=tiers)})
+
+    (auto,) = made("never")
+    assert auto.needs_whole_answer
+    assert not auto.hooks["never"].escalates("", "")
+    with pytest.raises(
+        ConfigError, match=r"cascades\.auto: there is no hook 'nevr'; there are nev"
+    ):
+        made("nevr")
+    with pytest.raises(ConfigError, match=r"theirs-hooks 1\.2.*makes a dict"):
+        made("none")
 
 
 async def test_log_probabilities_are_shown_as_asked_for() -> None:
