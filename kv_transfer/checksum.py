@@ -101,6 +101,10 @@ class Summing:
         """Add up what is in the destination, unless it was done while it was copied."""
         if self.is_done:
             return
+        if self.spans is not None:
+            rows = np.concatenate([self.spans[:, 1:], self.places], axis=1)
+            self.found = _native.sum_blocks(region, _NOWHERE_ELSE, rows, len(self.found))[0]
+            return
         box, layout = self._box, self._source.layout
         step = max(1, _SCRATCH_BYTES // layout.block_bytes) * layout.block_size
         begin = box.begin
@@ -268,6 +272,7 @@ def _has_whole_words(layout: KvLayout) -> bool:
     return all(plane.row_bytes * layout.block_size % _WORD == 0 for plane in layout.planes)
 
 
+_NOWHERE_ELSE: Final = np.zeros(1, dtype=np.int64)  # offset of rows that have their own
 _NO_PLACES: Final = np.empty((0, 2), dtype=np.int64)
 
 

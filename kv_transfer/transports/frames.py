@@ -99,8 +99,13 @@ _Frame = TypeVar("_Frame", bound=msgspec.Struct)
 
 async def send_frame(sock: socket.socket, frame: msgspec.Struct) -> None:
     """Send one frame. Raises OSError: the connection broke."""
+    await send_all(sock, frame_bytes(frame))
+
+
+def frame_bytes(frame: msgspec.Struct) -> bytes:
+    """A frame as it is sent."""
     body = msgspec.msgpack.encode(frame)
-    await send_all(sock, _PREFIX.pack(_MAGIC, len(body)) + body)
+    return _PREFIX.pack(_MAGIC, len(body)) + body
 
 
 async def send_access(sock: socket.socket, token: bytes) -> None:

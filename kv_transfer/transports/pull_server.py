@@ -13,6 +13,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -31,12 +32,12 @@ from kv_transfer.transports.frames import (
     GarbledFrame,
     PullRequest,
     PullVerdict,
+    frame_bytes,
     receive_access,
     receive_frame,
-    send_frame,
 )
 from kv_transfer.transports.interface import Source
-from kv_transfer.transports.sockets import resolve, wait_readable
+from kv_transfer.transports.sockets import corked, resolve, send_all, send_now, wait_readable
 from pdserve.protocol import TransportOffer
 from pdserve.shared.addresses import format_address
 from pdserve.shared.errors import (
@@ -74,6 +75,11 @@ class VerifiedPull:
 
 class Payload(Protocol):
     """Sends the bytes of pulls to the puller of one connection."""
+
+    @property
+    def is_between_verdicts(self) -> bool:
+        """Whether the bytes take the connection itself, so verdicts can wait for them."""
+        ...
 
     async def send(self, pull: VerifiedPull) -> None:
         """Send all bytes of the pull, in the order of its ranges.
@@ -186,7 +192,9 @@ class PullServer:
             try:
                 while request := await self._next_request(connection):
                     connection.is_pulling = True
-                    if not await self._answer(connection, payload, request):
+                    with corked(connection.sock) if payload.is_between_verdicts else nullcontext():
+                        goes_on = await self._answer(connection, payload, request)
+                    if not goes_on:
                         return
                     if self._source.tls is not None and connection.num_bytes >= tls.MAX_BYTES:
                         return  # the puller opens another one
@@ -249,7 +257,8 @@ class PullServer:
             self._source.check_access(connection.access)  # its session may have ended
             pull = await self._verify(request)
             connection.num_bytes += pull.num_bytes
-            await self._say(connection.sock, PullVerdict(num_bytes=pull.num_bytes))
+            verdict = PullVerdict(num_bytes=pull.num_bytes)
+            await self._say(connection.sock, verdict)
             await payload.send(pull)
             self._check(pull)
         except PeerLost:
@@ -292,5 +301,7 @@ class PullServer:
         check_generations(self._source.pool.generations, pull.block_ids, pull.generations)
 
     async def _say(self, sock: socket.socket, verdict: PullVerdict) -> None:
-        async with asyncio.timeout(self._limits.stall_s):
-            await send_frame(sock, verdict)
+        left = send_now(sock, frame_bytes(verdict))
+        if left:
+            async with asyncio.timeout(self._limits.stall_s):
+                await send_all(sock, left)

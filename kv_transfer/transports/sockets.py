@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _RECEIVE_BYTES = 64 << 10
 _IDLE_S, _BETWEEN_S = 1, 1  # of silence, and between questions; they cannot be shorter
@@ -86,6 +86,29 @@ async def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
             break
         received += part
     return bytes(received)
+
+
+@contextmanager
+def corked(sock: socket.socket) -> Iterator[None]:
+    """Send in full segments meanwhile: small frames do not wake the other end one by one."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it has been closed
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+
+
+def send_now(sock: socket.socket, data: bytes) -> bytes:
+    """Send what there is room for, without waiting; returns the rest.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    try:
+        return data[sock.send(data) :]
+    except (BlockingIOError, ssl.SSLWantWriteError):
+        return data
 
 
 async def send_all(sock: socket.socket, data: bytes) -> None:

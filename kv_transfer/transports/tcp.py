@@ -109,10 +109,12 @@ class TcpChannel:
         destination = cpu_pool(read.destination).flat
         cancel = CancelFlag()
         position, end = 0, read.num_bytes
-        while position < end:
-            await wait_readable(sock)
+        while True:  # what is there already, before anything is waited for
             job = partial(receive_spans, sock, destination, into, position, cancel, slice_s(end))
             position = await self._threads.move(job, cancel, end)
+            if position == end:
+                return
+            await wait_readable(sock)
 
     def _take_back(self, sock: socket.socket) -> None:
         if not self._is_closed and len(self._idle) < _MAX_IDLE:

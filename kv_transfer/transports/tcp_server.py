@@ -45,6 +45,8 @@ class TcpServer:
 class _TcpPayload:
     """Sends bytes on the connection itself, between the verdicts."""
 
+    is_between_verdicts = True
+
     def __init__(
         self, sock: socket.socket, source: Source, threads: CopyThreads, stall_s: float
     ) -> None:

@@ -79,6 +79,8 @@ class NcclServer:
 class _NcclPayload:
     """Sends bytes through the communicator of a connection."""
 
+    is_between_verdicts = False  # they go from GPU to GPU, once the puller has the verdict
+
     def __init__(
         self,
         sock: socket.socket,
