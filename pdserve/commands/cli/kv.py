@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from pdserve.commands.bench.checkpoints.random_checkpoint import config_of
 from pdserve.commands.bench.checkpoints.shapes import SHAPES
 from pdserve.commands.bench.output import print_json
@@ -26,6 +28,7 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
     from pdserve.kv import KvDtype
     from pdserve.model_files.checkpoint import resolve_checkpoint
     from pdserve.node.memory.capacity import Devices, capacity
+    from pdserve.node.memory.draft_share import draft_kv
 
     if (shape := SHAPES.get(config.model)) is not None:
         model = parse_model_config(JsonFields(config_of(shape), config.model))
@@ -52,6 +55,9 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
         longest=longest,
         kv_dtype=None if config.kv_dtype == "auto" else KvDtype(config.kv_dtype),
     )
+    if config.draft:
+        own = draft_kv(found.kv_bytes, config.draft, model, KvDtype(config.dtype))
+        found = structs.replace(found, draft_kv_bytes=own.num_bytes, draft_tokens=own.num_tokens)
     if config.json:
         print_json(found, setup)
         return OK
@@ -63,6 +69,12 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
     ):
         print(f"{what:13} {num_bytes / 1e9:8.2f} GB {of_each}")
     print(f"KV            {found.token_bytes:8} bytes a token {of_each}: {found.num_tokens} tokens")
+    if found.draft_kv_bytes:
+        left = (found.kv_bytes - found.draft_kv_bytes) // found.token_bytes
+        print(
+            f"on CPUs {found.draft_kv_bytes / 1e9:.2f} GB of it for {found.draft_tokens} tokens of "
+            f"drafts, and so {left} of the model"
+        )
     print(f"format of KV on CPUs: {found.kv_format}")
     print(f"requests of {min(config.context, longest)} tokens: {found.num_paged}")
     print(

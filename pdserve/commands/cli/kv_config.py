@@ -11,7 +11,7 @@ from pdserve.settings.flag_groups import Groups
 from pdserve.settings.struct import ConfigStruct, Count, Size
 
 _FLAGS: Final[Groups] = {
-    "model": ("model", "dtype", "kv_dtype", "max_model_len", "context"),
+    "model": ("model", "dtype", "kv_dtype", "max_model_len", "context", "draft"),
     "devices": ("device_memory", "devices", "pipeline_parallel", "kv_utilization"),
     "node": ("block_size", "token_budget", "max_batch_size"),
     "answer": ("json",),
@@ -36,6 +36,9 @@ class KvConfig(ConfigStruct, frozen=True):
         int, Meta(ge=0, description="most tokens of a request; 0: the model's own limit")
     ] = 0
     context: Annotated[Count, Meta(description="tokens of a usual request, output included")] = 8192
+    draft: Annotated[
+        str, Meta(description="what guesses tokens on CPUs, as speculation.model; empty: nothing")
+    ] = ""
     device_memory: Annotated[Size, Meta(description="of each device")] = "80GB"
     devices: Annotated[Count, Meta(description="devices that share a model")] = 1
     pipeline_parallel: Annotated[

@@ -39,6 +39,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     num_paged: int  # requests of the given context, each in blocks as it needs them
     num_preallocated: int  # if each had room for the longest context from its start on
+    draft_kv_bytes: int = 0  # of kv_bytes, that drafts have on CPUs
+    draft_tokens: int = 0  # for which these have room
     kv_format: str  # advice on it, for as many requests as the largest step takes
 
 

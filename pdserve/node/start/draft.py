@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 from msgspec import structs
 
@@ -24,6 +23,7 @@ from pdserve.measured.perf_model import GUESS, PerfModel
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.same_vocabulary import check_same_vocabulary
 from pdserve.model_files.stored_types import type_names
+from pdserve.node.memory.draft_share import MTP, share_of_drafts
 from pdserve.node.profiling.costs import step_costs
 from pdserve.node.start.model import NodeModel, load_runner, packed_cache, plan_model
 from pdserve.protocol import StepCosts
@@ -32,9 +32,6 @@ from pdserve.settings.speculation import asks, draft_model
 from pdserve.shared.errors import ConfigError, ModelError, PdserveError
 
 log = logging.getLogger(__name__)
-
-MTP: Final = "mtp"  # the name of the checkpoint's own layer
-KV_SHARE: Final = 8  # the draft model has one of so many bytes of kv_memory
 
 
 def plan_models(config: NodeConfig) -> NodeModel:
@@ -54,7 +51,8 @@ def plan_models(config: NodeConfig) -> NodeModel:
     if not named:
         return model
     num_bytes = model.num_blocks * model.layout.block_bytes
-    draft = plan_draft(named, config, model, num_bytes // KV_SHARE)
+    kv_bytes = share_of_drafts(num_bytes, named, model.config.num_layers)
+    draft = plan_draft(named, config, model, kv_bytes)
     own = draft.layout if isinstance(draft, NodeModel) else draft
     left_bytes = num_bytes - draft.num_blocks * own.block_bytes
     num_blocks = model.layout.blocks_in_budget(left_bytes, model.max_model_len)
@@ -117,7 +115,6 @@ def _plan_mtp(model: NodeModel, kv_bytes: int) -> MtpPlan:
     layer = further_layer(model.checkpoint, model.config, model.form)
     layout = layer.config.kv_layout(BLOCK_TOKENS, KvDtype(model.activations))
     log.info("drafts by %s of the checkpoint", layer.part_name)
-    kv_bytes = min(kv_bytes, KV_SHARE * kv_bytes // (1 + model.config.num_layers))
     return MtpPlan(
         checkpoint=model.checkpoint,
         layer=layer,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from pdserve.commands.cli.main import main
 from pdserve.shared.process.exit_codes import OK
+from tests.heads import make_eagle3
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -71,3 +75,16 @@ def test_codes_take_half_and_are_recommended_from_the_context(
     assert "with --kv-dtype int8 decode steps" in plain
     assert "kept as int8" in coded
     assert "leave it as it is" in shown(capsys, "--model=8b", "--context=64", "--max-batch-size=1")
+
+
+def test_drafts_have_a_part(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Heads have an eighth: a token of this one has 2 x 2 heads of 16 numbers of 4 bytes."""
+    head = make_eagle3(tmp_path / "head")
+    plain, told = (shown(capsys, "--model=8b", *more) for more in ((), (f"--draft={head}",)))
+    num_bytes = json.loads(shown(capsys, "--model=8b", "--json"))["kv_bytes"]
+    own = num_bytes // 8
+    line = f"{own / 1e9:.2f} GB of it for {own // 256} tokens of drafts, and so "
+    assert line + f"{(num_bytes - own) // (32 * 2 * 8 * 256)} of the model" in told
+    assert "drafts" not in plain
+    assert main(["kv", "--model=8b", "--draft=mtp"]) != OK
+    assert "no layer that predicts further tokens" in capsys.readouterr().err

@@ -15,7 +15,8 @@ from pdserve.engine.drafts.heads.head import BLOCK_TOKENS
 from pdserve.engine.drafts.heads.mtp import MtpHead, MtpPlan
 from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.plan.sizes import packed_bytes
-from pdserve.node.start.draft import KV_SHARE, load_draft, plan_models
+from pdserve.node.memory.draft_share import KV_SHARE
+from pdserve.node.start.draft import load_draft, plan_models
 from pdserve.node.start.model import NodeModel
 from pdserve.settings.config import EngineConfig, NodeConfig, ProfileConfig, WeightsConfig
 from pdserve.settings.speculation import SpeculationConfig

@@ -1,0 +1,55 @@
+"""What of `kv_memory` drafts have: the KV of a draft model, of a head, or of the MTP layer."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from pdserve.engine.drafts.heads.eagle3 import parse_eagle3
+from pdserve.engine.drafts.heads.head import BLOCK_TOKENS
+from pdserve.engine.models.config import ModelConfig, load_model_config
+from pdserve.kv import KvDtype
+from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.shared.errors import ConfigError
+
+MTP: Final = "mtp"  # the name of the checkpoint's own layer
+KV_SHARE: Final = 8  # one of so many bytes, at most
+
+
+class DraftKv(NamedTuple):
+    """Of all KV memory: bytes that drafts have, and tokens for which these have room."""
+
+    num_bytes: int
+    num_tokens: int
+
+
+def share_of_drafts(kv_bytes: int, named: str, num_layers: int) -> int:
+    """Return how many bytes drafts may have; the MTP layer has no more than one of the model's."""
+    most = kv_bytes // KV_SHARE
+    return min(most, kv_bytes // (1 + num_layers)) if named == MTP else most
+
+
+def draft_kv(kv_bytes: int, named: str, model: ModelConfig, dtype: KvDtype) -> DraftKv:
+    """Return what drafts have of it.
+
+    Args:
+        kv_bytes: all KV memory.
+        named: as speculation.model.
+        model: that is served.
+        dtype: of activations.
+
+    Raises:
+        ConfigError: the model has no such layer.
+        ModelError: the draft model, or head, cannot be used.
+    """
+    num_bytes = share_of_drafts(kv_bytes, named, model.num_layers)
+    if named == MTP:
+        if not model.num_further_layers:
+            raise ConfigError(f"--draft {MTP}: the model has no layer that predicts further tokens")
+        token_bytes = model.kv_layout(1, dtype).token_bytes // model.num_layers
+    else:
+        checkpoint = resolve_checkpoint(named, None, with_weights=False)
+        if (values := checkpoint.config()).get("speculators_model_type"):
+            token_bytes = parse_eagle3(values, named).block_bytes // BLOCK_TOKENS
+        else:
+            token_bytes = load_model_config(checkpoint).kv_layout(1, dtype).token_bytes
+    return DraftKv(num_bytes, num_bytes // token_bytes)
