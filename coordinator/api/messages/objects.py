@@ -29,6 +29,7 @@ class MessageUsage(Struct, kw_only=True):
     output_tokens: int
     output_tokens_details: ThinkingTokens | UnsetType = UNSET  # at the end
     service_tier: Tier | UnsetType = UNSET
+    tiers: list[bodies.TierUsage] | UnsetType = UNSET  # of a cascade
 
 
 class TextBlock(Struct, kw_only=True, tag_field="type", tag="text"):
@@ -100,5 +101,6 @@ def message_usage(usage: bodies.Usage, tier: Tier | UnsetType = UNSET) -> Messag
         input_tokens=usage.prompt_tokens - cached,
         cache_read_input_tokens=cached,
         output_tokens=usage.completion_tokens,
+        tiers=usage.tiers,
         service_tier=tier,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from coordinator.api.answer import bodies
 from coordinator.api.responses.items import CompactionItem, Item, KeptItem
@@ -40,6 +40,7 @@ class ResponseUsage(Struct, kw_only=True):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    tiers: list[bodies.TierUsage] | UnsetType = UNSET  # of a cascade
 
 
 class IncompleteDetails(Struct):
@@ -167,4 +168,5 @@ def response_usage(usage: bodies.Usage, num_reasoning_tokens: int) -> ResponseUs
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputTokensDetails(num_reasoning_tokens),
         total_tokens=usage.total_tokens,
+        tiers=usage.tiers,
     )

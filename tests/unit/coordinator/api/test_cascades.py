@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -355,6 +356,8 @@ async def test_every_api_answers_from_the_tier(path: str) -> None:
             body = await response.text()
             assert response.status == 200, body
             assert expected in body
+            tiers = [tier["model"] for tier in json.loads(body)["usage"]["tiers"]]
+            assert tiers == (["small"] if expected == SMALL else ["small", "large"])
 
 
 async def test_models_tell_of_cascades(tmp_path: Path) -> None:
