@@ -9,9 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pdserve import _native
 from pdserve.engine.native import packed_pages
+from pdserve.engine.native.linear import ALIGNMENT
+from pdserve.engine.native.packed_cache import packed_arrays
 from pdserve.engine.native.packed_pages import (
     HUGE_PAGE_BYTES,
     huge_share,
@@ -91,3 +94,15 @@ def test_private_memory_is_aligned_empty_and_writable() -> None:
 def test_reading_ahead_needs_no_torch() -> None:
     program = "import sys, pdserve.node.start.prefetch; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_arrays_that_are_kept_nowhere_share_huge_pages() -> None:
+    sizes = (700_000, 0, 5, HUGE_PAGE_BYTES, 1, 3 * HUGE_PAGE_BYTES, 99)
+    arrays = {
+        f"{i}": torch.full((size, 3), i, dtype=(torch.uint8, torch.bfloat16)[i % 2])
+        for i, size in enumerate(sizes)
+    }
+    made = packed_arrays(None, "name", "identity", lambda: iter(arrays.items()), lambda: None)
+    assert all(torch.equal(made[name], array) for name, array in arrays.items())
+    assert all(array.data_ptr() % ALIGNMENT == 0 for array in made.values() if len(array))
+    assert len({array.data_ptr() // HUGE_PAGE_BYTES for array in made.values()}) < len(sizes) - 1
