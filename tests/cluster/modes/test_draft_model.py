@@ -12,10 +12,11 @@ import pytest
 
 from pdserve.settings.config import ProfileConfig
 from pdserve.settings.speculation import SpeculationConfig
+from tests.checkpoints import make_checkpoint
 from tests.cluster.checkpoints import VOCAB_SIZE, make_prompt, make_with_draft
 from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import Fleet, fleet_config, running
-from tests.heads import make_eagle3
+from tests.heads import add_mtp, make_eagle3
 
 NUM_OUTPUT = 120
 KINDS: tuple[dict[str, Any], ...] = (
@@ -64,17 +65,20 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     taps = [0, 3, 5]
     head = make_eagle3(folder / "head", layer=layer, eagle_aux_hidden_state_layer_ids=taps)
-    return {"model": model, "draft": draft, "head": head}
+    further = add_mtp(make_checkpoint(folder / "further", "deepseek_v3", vocab_size=VOCAB_SIZE))
+    return {"model": model, "draft": draft, "head": head, "further": further}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("guesser", "mode"), [*(("draft", mode) for mode in MODES), ("head", {}), ("head", MODES[3])]
+    ("guesser", "mode"),
+    [*(("draft", mode) for mode in MODES), ("head", {}), ("head", MODES[3]), ("mtp", {})],
 )
 async def test_a_draft_model_changes_nothing(
     models: dict[str, Path], guesser: str, mode: dict[str, Any]
 ) -> None:
-    model, draft = models["model"], models[guesser]
+    is_mtp = guesser == "mtp"
+    model, draft = models["further" if is_mtp else "model"], "mtp" if is_mtp else models[guesser]
     speculation = SpeculationConfig(model=str(draft), sources=["model"])
     config = fleet_config(model, **mode | {"speculation": speculation})
     # By a guess, the small one is predicted to be worth it.
