@@ -57,6 +57,7 @@ class Arrival:
         self._request_id = request_id
         self._session = session
         self._pool = pool
+        self._num_passed = room.num_passed
         self._num_complete = pool.tokens_in(room.num_reused)  # tokens here, in all layers
         self._num_valid = self._num_reused = room.num_reused  # blocks
         self._announced = Progress(session.link.welcome.layout.num_layers)
@@ -151,7 +152,7 @@ class Arrival:
         """Release the blocks; nothing may write to them any more."""
         self._states.move(self.block_table, PullerMove.RELEASE)
         self._states.check_ended()
-        self._pool.release(self.block_table)
+        self._pool.release(self.block_table, self._num_passed)
 
     def _grow(self, num_blocks: int) -> None:
         num_missing = num_blocks - len(self.block_table)

@@ -20,6 +20,7 @@ class Room:
     block_table: list[int]
     num_reused: int  # number of blocks
     waited: Span
+    num_passed: int = 0  # leading blocks without companions
 
 
 class RoomQueue:
@@ -67,8 +68,10 @@ class RoomQueue:
                 turn.clear()
                 await subscription.wait(turn)
             request.block_table, num_reused = reserved
+            request.num_passed = self._engine.pool.num_passed(request.num_tokens)
             queues.arriving.add(request)
-            return Room(request.block_table, num_reused, (since_s, self._clock.now()))
+            waited = (since_s, self._clock.now())
+            return Room(request.block_table, num_reused, waited, request.num_passed)
         finally:
             queues.claims.remove(request)
             del self._turns[request]
@@ -105,7 +108,9 @@ class RoomQueue:
             return None
         if not self._policy.has_place(queues.beside(request), request):
             return None
-        return self._engine.reserve(request.num_tokens + 1, request.block_hashes, request)
+        num_passed = self._engine.pool.num_passed(request.num_tokens)
+        num_tokens = request.num_tokens + 1
+        return self._engine.reserve(num_tokens, request.block_hashes, request, num_passed)
 
     def _note_ended_prefills(self) -> None:
         """Record the ends of remote prefills, for the policy.

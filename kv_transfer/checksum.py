@@ -144,7 +144,8 @@ class ArrivedSums:
             TicketInvalid: the exporter has divided the layers into other groups.
         """
         num_heads = len(source.heads)
-        self._num_groups = len(ticket.sums) // (8 * len(ticket.block_ids) * num_heads)
+        num_blocks = len(ticket.block_ids) // (1 + source.num_companions)
+        self._num_groups = len(ticket.sums) // (8 * num_blocks * num_heads)
         if self._num_groups != max(groups) + 1:
             raise TicketInvalid(
                 f"the ticket of {ticket.node_id!r} has checksums of {self._num_groups} groups of "

@@ -16,19 +16,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.checksum import block_sums, layer_groups
+from kv_transfer.checksum import Sums, block_sums, layer_groups
 from kv_transfer.handshake import AccessTokens, KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.hosts.far_host import FarHost
 from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.sharded_pool import part_number, parts_here, parts_of
 from kv_transfer.spans.box import BlockRun, whole_box
+from kv_transfer.spans.layer_pieces import part_of, pieces
 from kv_transfer.statistics import ExporterStatistics
 from kv_transfer.ticket import Ticket, TicketSealer, max_blocks
 from kv_transfer.transports.catalog import KINDS, PORTS_OF_A_PART, TransportKind
 from kv_transfer.transports.interface import Source, TransportServer
 from kv_transfer.transports.tls import NodeTls
 from pdserve.kv import KvLayout, need
+from pdserve.kv.companions import NONE, Companions
 from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer, TransportReach
 from pdserve.protocol.version import PROTOCOL, READS_PARTS, check_protocol
 from pdserve.shared.clock import Clock
@@ -105,6 +107,7 @@ class Exporter:
         tickets: TicketRules = TicketRules(),
         tls: NodeTls | None = None,
         spread: SpreadPool = SpreadPool(),
+        companions: Companions | None = None,
     ) -> None:
         """An exporter that does not serve yet.
 
@@ -117,6 +120,7 @@ class Exporter:
             tickets: what they are like.
             tls: how connections are secured.
             spread: if the pool has parts on several hosts.
+            companions: of the pool's blocks, at any time.
         """
         pools = parts_of(pool)
         layouts = identity.check_pools(pools)
@@ -134,6 +138,7 @@ class Exporter:
         self._groups = layer_groups(identity.windows, identity.layout.total_layers)
         self._sealer = TicketSealer(incarnation, clock, spread.ticket_key)
         self._spread = spread
+        self._companions = companions
         self._servers: list[TransportServer] = []
         self._num_parts = len(pools)
         self._sources: dict[int, Source] = {0: self}  # of the parts of the pool that are here
@@ -173,7 +178,7 @@ class Exporter:
     def max_ticket_blocks(self) -> int:
         """The most blocks of one ticket; more KV takes several tickets."""
         num_sums = len(self.layout.heads) * (max(self._groups) + 1)
-        return max_blocks(num_sums if self._has_checksums else 0)
+        return self.layout.whole_blocks(max_blocks(num_sums if self._has_checksums else 0))
 
     @property
     def _has_checksums(self) -> bool:
@@ -270,6 +275,9 @@ class Exporter:
         if not 0 <= layers.start < layers.stop <= self.layout.num_layers:
             raise ValueError(f"layers {layers} are not some of {self.layout.num_layers}")
         self.statistics.tickets_issued += 1
+        box_ids = ids
+        if self._companions is not None:
+            ids = self._with_companions(ids, self._companions)
         return self._sealer.seal(
             Ticket(
                 version=3,
@@ -283,7 +291,7 @@ class Exporter:
                 generations=self.pool.generations[ids].tolist(),
                 first_layer=layers.start,
                 end_layer=layers.stop,
-                checksums=self._checksums(ids, first_token, num_tokens, layers),
+                checksums=self._checksums(box_ids, first_token, num_tokens, layers),
                 expires_at_s=self._clock.now() + self._tickets.lifetime_s,
             )
         )
@@ -382,8 +390,22 @@ class Exporter:
             return b""
         box = whole_box(self.layout, first_token, first_token + num_tokens)
         box = msgspec.structs.replace(box, first_layer=layers.start, end_layer=layers.stop)
-        run = BlockRun(self.layout, ids, self.layout.full_blocks(first_token))
-        return block_sums(self.pool.flat, run, box, self._groups).astype("<u8").tobytes()
+        sums: Sums | None = None
+        for piece in pieces(box, self.layout):
+            layout, which = part_of(self.layout, piece)
+            own = ids
+            if which and self._companions is not None:  # of what was given back any sum will do
+                own = np.maximum(self._companions[ids, which - 1].astype(np.int64), 0)
+            run = BlockRun(layout, own, layout.full_blocks(first_token))
+            found = block_sums(self.pool.flat, run, piece, self._groups)
+            sums = found if sums is None else sums + found
+        assert sums is not None, "a ticket has layers"
+        return sums.astype("<u8").tobytes()
+
+    def _with_companions(self, ids: NDArray[np.int64], companions: Companions) -> NDArray[np.int64]:
+        """The blocks of a ticket, in its order."""
+        kinds = companions[ids].T
+        return np.concatenate([ids, np.where(kinds == NONE, ids, kinds).ravel()])
 
     def _check_blocks(
         self, first_token: int, num_tokens: int, block_ids: Sequence[int]

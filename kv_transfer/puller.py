@@ -41,11 +41,13 @@ from kv_transfer.ticket import Ticket, read_ticket
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.interface import Reader
 from kv_transfer.transports.tls import NodeTls
-from pdserve.kv import need
+from pdserve.kv import KvLayout, need
+from pdserve.kv.companions import Companions
 from pdserve.protocol import ExporterWelcome
 from pdserve.protocol.version import check_protocol
 from pdserve.shared.errors import (
     StaleIncarnation,
+    StaleTicket,
     TicketInvalid,
     TransferError,
 )
@@ -101,6 +103,7 @@ class Puller:
         simulated: Callable[[str], SimulatedLink | None] = lambda node_id: None,
         tls: NodeTls | None = None,
         hosts: Sequence[FarHost] = (),
+        companions: Companions | None = None,
     ) -> None:
         """Nothing is connected yet.
 
@@ -114,12 +117,14 @@ class Puller:
             simulated: returns the network to simulate from an exporter, by its node id.
             tls: how connections are secured.
             hosts: that have other parts of the pool.
+            companions: of the pool's blocks, at any time.
         """
         self.statistics = PullerStatistics()
         self._pools = parts_of(pool)
         self._layouts = layouts = identity.check_pools(self._pools)
         self._hosts = hosts
         self._identity = identity
+        self._companions = companions
         self._has_windows = any(identity.windows)
         self._simulated = simulated
         self._threads = CopyThreads(max(num_threads, len(layouts)), "kv-pull")
@@ -251,19 +256,37 @@ class Puller:
             )
         destination = self._destination(strand.part, block_table)
         reads = StrandPull(
-            self._tools, strand, sealed, ticket, destination, self._pools[strand.part]
+            self._tools,
+            strand,
+            sealed,
+            ticket,
+            destination,
+            self._pools[strand.part],
+            self._companions,
         )
+        theirs, kept_from = strand.link.welcome.layout, ticket.first_token
+        if theirs.windows:
+            kept_from = _kept_from(ticket, theirs)
         if not self._has_windows or num_tokens is None:
+            if kept_from > box.begin:
+                raise StaleTicket(f"{ticket.node_id!r} has given back windows of {box}")
             return await reads.read([box])
-        seen = groupby(self._seen(box, num_tokens), lambda box: (box.begin, box.end))
+        boxes = self._seen(box, num_tokens, kept_from)
+        seen = groupby(boxes, lambda box: (box.begin, box.end))
         moved = [await reads.read(list(boxes)) for _, boxes in seen]
         return Moved(sum(each.num_bytes for each in moved), sum(each.read_s for each in moved))
 
-    def _seen(self, box: KvBox, num_tokens: int) -> list[KvBox]:
-        """What of a box is seen from behind so many tokens: boxes that are not empty."""
+    def _seen(self, box: KvBox, num_tokens: int, kept_from: int) -> list[KvBox]:
+        """What of a box is seen from behind so many tokens: boxes that are not empty.
+
+        `kept_from`: the first token from which on the exporter has layers with windows. If they
+        reach further back, the stream is further by now than is known here.
+        """
         size = self._identity.layout.block_size
         begins = [
-            max(box.begin, need.window_block(num_tokens, window, size) * size if window else 0)
+            max(box.begin, kept_from, need.window_block(num_tokens, window, size) * size)
+            if window
+            else box.begin
             for window in self._identity.windows
         ]
         return [each for each in boxes_from(box, begins) if not each.is_empty]
@@ -303,6 +326,13 @@ def _box_of(ticket: Ticket, strand: Strand, from_token: int) -> KvBox:
         strand.heads.start,
         strand.heads.stop,
     )
+
+
+def _kept_from(ticket: Ticket, theirs: KvLayout) -> int:
+    """The first token from which on the exporter has all layers of a ticket."""
+    kinds = range(1, 1 + theirs.num_companions)
+    kept = (ticket.kept_from(theirs.block_size, which) for which in kinds)
+    return max(kept, default=ticket.first_token)
 
 
 def _far_links(link: AnyLink) -> Sequence[FarLink]:

@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from kv_transfer.checksum import ArrivedSums, Summing
 from kv_transfer.links.sharded_link import Strand
 from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.spans.box import BlockRun, KvBox
+from kv_transfer.spans.layer_pieces import part_of, pieces
 from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.ticket import Ticket
 from kv_transfer.transports.interface import Read
+from pdserve.kv.companions import Companions
 from pdserve.shared.errors import CorruptTransfer
 
 log = logging.getLogger(__name__)
@@ -42,7 +46,7 @@ class PullTools:
 class StrandPull:
     """Reads boxes of one ticket over one strand, into the blocks of one part of the pool."""
 
-    __slots__ = ("_destination", "_pool", "_sealed", "_strand", "_ticket", "_tools")
+    __slots__ = ("_companions", "_destination", "_pool", "_sealed", "_strand", "_ticket", "_tools")
 
     def __init__(
         self,
@@ -52,11 +56,14 @@ class StrandPull:
         ticket: Ticket,
         destination: BlockRun,
         pool: KvPool,
+        companions: Companions | None = None,
     ) -> None:
+        """`companions`: of the destination's blocks."""
         self._tools = tools
         self._strand = strand
         self._sealed, self._ticket = sealed, ticket
         self._destination, self._pool = destination, pool
+        self._companions = companions
 
     async def read(self, boxes: Sequence[KvBox]) -> Moved:
         """Read boxes of the same tokens. If their checksums are wrong, read them once more.
@@ -74,18 +81,24 @@ class StrandPull:
 
     async def _read(self, boxes: Sequence[KvBox]) -> Moved:
         """Read the boxes, one read per plan."""
-        layout, ticket, pool = self._strand.link.welcome.layout, self._ticket, self._pool
+        theirs, ticket, pool = self._strand.link.welcome.layout, self._ticket, self._pool
         arrived = None
         if ticket.sums and isinstance(pool, ExportedPool):
-            arrived = ArrivedSums(ticket, layout, self._tools.groups, boxes)
+            arrived = ArrivedSums(ticket, theirs, self._tools.groups, boxes)
         num_bytes, read_s = 0, 0.0
         for part in self._parts(boxes):
-            block_ids, generations = ticket.blocks_between(part.begin, part.end, layout.block_size)
+            layout, which = part_of(theirs, part) if theirs.windows else (theirs, 0)
+            block_ids, generations = ticket.blocks_between(
+                part.begin, part.end, layout.block_size, which
+            )
             source = BlockRun(layout, block_ids, layout.full_blocks(part.begin))
-            summing = Summing(source, self._destination, part) if arrived is not None else None
+            target = self._destination
+            if target.layout.windows:
+                target = self._blocks_for(part)
+            summing = Summing(source, target, part) if arrived is not None else None
             spans = summing.spans if summing is not None else None
             if spans is None:
-                spans = await self._plan(source, part)
+                spans = await self._plan(source, target, part)
             size = part.num_bytes(layout)
             read = Read(self._sealed, part, block_ids, generations, spans, size, pool, summing)
             started_s = time.perf_counter()
@@ -101,13 +114,26 @@ class StrandPull:
 
     def _parts(self, boxes: Sequence[KvBox]) -> Sequence[KvBox]:
         layout, ours = self._strand.link.welcome.layout, self._destination.layout
+        if layout.windows or ours.windows:
+            boxes = [piece for box in boxes for piece in pieces(box, layout, ours)]
         if len(boxes) == 1:
             return split_box(layout, ours, boxes[0])
         return [part for box in boxes for part in split_box(layout, ours, box)]
 
-    async def _plan(self, source: BlockRun, box: KvBox) -> Spans:
-        plan = partial(plan_spans, source, self._destination, box)
-        if is_quick(source.layout, self._destination.layout, box):
+    def _blocks_for(self, piece: KvBox) -> BlockRun:
+        """The blocks of ours that a piece goes to: the first ones, or companions."""
+        first = self._destination
+        layout, which = part_of(first.layout, piece)
+        if which == 0 or self._companions is None:
+            return BlockRun(layout, first.block_ids)
+        block_ids = self._companions[first.block_ids, which - 1].astype(np.int64)
+        needed = block_ids[layout.full_blocks(piece.begin) : layout.blocks_for(piece.end)]
+        assert needed.min(initial=0) >= 0, "what windows have passed is not pulled"
+        return BlockRun(layout, block_ids)
+
+    async def _plan(self, source: BlockRun, destination: BlockRun, box: KvBox) -> Spans:
+        plan = partial(plan_spans, source, destination, box)
+        if is_quick(source.layout, destination.layout, box):
             return plan()
         return await self._tools.threads.run(plan, CancelFlag())
 

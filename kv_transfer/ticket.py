@@ -40,7 +40,9 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     """The KV of tokens [first_token, first_token + num_tokens) of one request, in some layers.
 
     `block_ids` are the blocks that hold these tokens: the first one holds `first_token`, and the
-    last one the last token. `generations` has one entry per block.
+    last one the last token. In pools with companions, the first companions of all these follow, and
+    so on; in place of one that has been given back, its block is named again. `generations` has one
+    entry per block.
     """
 
     version: Literal[2, 3]
@@ -74,16 +76,34 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
         return need.full_blocks(self.first_token, block_size)
 
     def blocks_between(
-        self, begin: int, end: int, block_size: int
+        self, begin: int, end: int, block_size: int, which: int = 0
     ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """(block ids, generations) of the blocks that hold tokens [begin, end)."""
+        """(block ids, generations) of the blocks that hold tokens [begin, end).
+
+        `which`: 0 for the first ones, n for their companions n - 1.
+        """
         origin = self.first_block(block_size)
+        if which:
+            origin -= which * self._num_first(block_size)
         blocks = need.block_range(begin, end, block_size)
         part = slice(blocks.start - origin, blocks.stop - origin)
         return (
             np.array(self.block_ids[part], dtype=np.int64),
             np.array(self.generations[part], dtype=np.uint64),
         )
+
+    def kept_from(self, block_size: int, which: int) -> int:
+        """The first token from which on all companions of a kind are there; the end, if none is."""
+        count = self._num_first(block_size)
+        companions = self.block_ids[which * count : (which + 1) * count]
+        gone = [n for n in range(count) if companions[n] == self.block_ids[n]]
+        if not gone:
+            return self.first_token
+        kept_block = self.first_block(block_size) + gone[-1] + 1
+        return min(need.tokens_in(kept_block, block_size), self.end_token)
+
+    def _num_first(self, block_size: int) -> int:
+        return len(need.block_range(self.first_token, self.end_token, block_size))
 
     def check_covers(self, box: KvBox, layout: KvLayout) -> None:
         """Check that a requested box is not empty, and that the ticket covers it.
@@ -113,7 +133,8 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
             TicketInvalid: they do not.
         """
         block_size = layout.block_size
-        expected = len(need.block_range(self.first_token, self.end_token, block_size))
+        num_first = self._num_first(block_size)
+        expected = num_first * (1 + layout.num_companions)
         if self.num_tokens == 0 or not len(self.block_ids) == len(self.generations) == expected:
             raise TicketInvalid(
                 f"tokens {self.first_token}..{self.end_token} take {expected} blocks of "
@@ -128,9 +149,9 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
             raise TicketInvalid(
                 f"layers {self.first_layer}..{self.end_layer} are not some of {layout.num_layers}"
             )
-        if len(self.sums) % (_SUM_BYTES * expected * len(layout.heads)):
+        if len(self.sums) % (_SUM_BYTES * num_first * len(layout.heads)):
             raise TicketInvalid(
-                f"{len(self.sums)} bytes of checksums do not fit {expected} blocks of "
+                f"{len(self.sums)} bytes of checksums do not fit {num_first} blocks of "
                 f"{len(layout.heads)} KV heads"
             )
 

@@ -34,6 +34,7 @@ from kv_transfer.memory import ExportedPool, check_generations
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag, CopyThreads, together
 from pdserve import _native
+from pdserve.kv.companions import Companions
 from pdserve.shared.errors import CorruptTransfer, StaleTicket
 from pdserve.shared.process.may_pass import config_error
 
@@ -209,14 +210,27 @@ class HostTier:
     """Maps hashes to slots 0..num_blocks-1. All methods belong to the event loop's thread."""
 
     def __init__(
-        self, num_blocks: int, parts: Sequence[TierCopies], hosts: Sequence[FarHost] = ()
+        self,
+        num_blocks: int,
+        parts: Sequence[TierCopies],
+        hosts: Sequence[FarHost] = (),
+        companions: Companions | None = None,
     ) -> None:
-        """`parts`: the copies of each part here, which this owns; `hosts` have the other parts."""
-        self.num_blocks = num_blocks
+        """A tier that holds nothing.
+
+        Args:
+            num_blocks: for which there is memory, companions included.
+            parts: the copies of each part here, which this owns.
+            hosts: that have the other parts.
+            companions: of the pool's blocks, at any time. What is stored and loaded has them.
+        """
+        self._companions = companions
+        self._width = 1 if companions is None else 1 + companions.shape[1]
+        self.num_blocks = num_blocks = num_blocks // self._width
         self.statistics = TierStatistics()
         self._here = SlotCopies(parts)
         self._copies: tuple[SlotCopies | FarHost, ...] = (self._here, *hosts)
-        self.block_bytes = sum(copies.block_bytes for copies in self._copies)
+        self.block_bytes = self._width * sum(copies.block_bytes for copies in self._copies)
         self._generations = np.zeros(num_blocks, dtype=np.uint64)
         self._free = list(range(num_blocks - 1, -1, -1))
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()  # held, least recently used first
@@ -262,7 +276,8 @@ class HostTier:
         is_complete = False
         try:
             ids = [block_id for _, block_id, _ in chosen]
-            await together([copies.store(ids, slots) for copies in self._copies])
+            blocks, places = self._all_blocks(ids), self._all_slots(slots)
+            await together([copies.store(blocks, places) for copies in self._copies])
             is_complete = True
         finally:
             self._writing.difference_update(block_hash for block_hash, _, _ in chosen)
@@ -291,8 +306,9 @@ class HostTier:
             self._slot_of.move_to_end(block_hash)
         ids = np.array(slots, dtype=np.int64)
         expected = self._generations[ids]
+        blocks, places = self._all_blocks(block_ids), self._all_slots(slots)
         try:
-            await together([copies.load(slots, block_ids) for copies in self._copies])
+            await together([copies.load(places, blocks) for copies in self._copies])
         except CorruptTransfer:
             self._check(ids, expected)  # rather than bytes of another block
             self.statistics.corrupt += 1
@@ -320,6 +336,21 @@ class HostTier:
             self._free.append(slot)
             for observer in self._observers:
                 observer.evicted(block_hash)
+
+    def _all_blocks(self, block_ids: Sequence[int]) -> Sequence[int]:
+        """These blocks of the pool, each followed by its companions."""
+        if self._companions is None:
+            return block_ids
+        ids = np.array(block_ids, dtype=np.int64)
+        found: list[int] = np.column_stack([ids, self._companions[ids]]).ravel().tolist()
+        assert min(found, default=0) >= 0, "what is copied has its companions"
+        return found
+
+    def _all_slots(self, slots: Sequence[int]) -> Sequence[int]:
+        """Where a slot's block and companions are."""
+        if self._width == 1:
+            return slots
+        return [slot * self._width + n for slot in slots for n in range(self._width)]
 
     def _take_slot(self) -> int | None:
         """A slot to write to, evicting its content if need be; None: all are being written."""

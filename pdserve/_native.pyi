@@ -297,6 +297,8 @@ class Decoder:
         taps: Tensor | None = None,  # [num_taps] int64: layers; of one rank only
         taps_out: Tensor | None = None,  # [num_tokens, num_taps, hidden_size] float32
         adapters: list[str] = [],  # of each request, the digest or ""; none: no request has one
+        companions: Tensor | None = None,  # [num_blocks, num_companions] int32; of one rank only
+        places: Tensor | None = None,  # [num_layers, 2] int32: block (0: the first), layer in it
     ) -> None:
         """Compute a step: write keys and values to the pool, logits of the sampled rows to `out`,
         and the final states of `state_rows` (any rows) to `states_out`. All rows are copied to

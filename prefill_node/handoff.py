@@ -37,19 +37,23 @@ class PinnedBlocks:
     def __len__(self) -> int:
         return len(self._num_holders)
 
-    def hold(self, block_ids: Sequence[int]) -> None:
-        """Add a reference to each block."""
-        self._pool.retain(block_ids)
+    def num_passed(self, num_tokens: int) -> int:
+        """As BlockPool.num_passed."""
+        return self._pool.num_passed(num_tokens)
+
+    def hold(self, block_ids: Sequence[int], num_bare: int = 0) -> None:
+        """Add a reference to each block, and to companions but for the first `num_bare`."""
+        self._pool.retain(block_ids, num_bare)
         self._num_holders.update(block_ids)
 
-    def release(self, block_ids: Sequence[int]) -> None:
-        """Drop one reference to each block."""
+    def release(self, block_ids: Sequence[int], num_bare: int = 0) -> None:
+        """Drop one reference to each block, and to companions as `hold`."""
         for block_id in block_ids:
             if self._num_holders[block_id] == 1:
                 del self._num_holders[block_id]
             else:
                 self._num_holders[block_id] -= 1
-        self._pool.release(block_ids)
+        self._pool.release(block_ids, num_bare)
 
 
 class HeldKv:
@@ -65,6 +69,7 @@ class HeldKv:
         self._pinned = pinned
         self._progress = Progress(self.num_layers)
         self._states = BlockStates(EXPORTER, request_id)
+        self._num_bare = 0  # leading blocks that windows have passed when the request is handed off
 
     def missing(self, request: Request, num_computed: int, num_layers: int) -> list[KvPart]:
         """Return the parts to announce once `num_computed` tokens have `num_layers` layers of KV.
@@ -86,7 +91,10 @@ class HeldKv:
         self._progress.take(part)
         blocks = request.block_table[len(self.block_ids) : self._layout.blocks_for(part.end_token)]
         if blocks:
-            self._pinned.hold(blocks)
+            num_held, end = len(self.block_ids), request.handed_off_at
+            if num_held == 0 and end is not None:
+                self._num_bare = self._pinned.num_passed(end)
+            self._pinned.hold(blocks, max(0, self._num_bare - num_held))
             self.block_ids += blocks  # to be released from now on, whatever fails next
             self._states.move(blocks, ExporterMove.HOLD)
         is_whole = part.end_layer == self.num_layers
@@ -119,7 +127,7 @@ class HeldKv:
         """Release all held blocks, even those whose state does not allow it, which is a bug."""
         if self.block_ids:
             blocks, self.block_ids = self.block_ids, []
-            self._pinned.release(blocks)
+            self._pinned.release(blocks, self._num_bare)
             self._states.move(blocks, ExporterMove.RELEASE)
         self._states.check_ended()
 

@@ -93,7 +93,7 @@ void paged_attention(nb::handle query_object, nb::handle kv_pool, int64_t layer,
         choice);
     const Scoring scoring{static_cast<float>(scale), static_cast<float>(cap),
         sinks ? sinks->data<float>() : nullptr};
-    attend(plan, static_cast<int>(layer), rows, out.data<void>(), scoring, variant);
+    attend(plan, step, static_cast<int>(layer), rows, out.data<void>(), scoring, variant);
 }
 
 }  // namespace

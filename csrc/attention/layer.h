@@ -91,7 +91,7 @@ public:
         RowChoice choice = {});
 
 private:
-    friend void attend(Plan&, int, const QueryRows&, void*, const Scoring&, Variant);
+    friend void attend(Plan&, const Step&, int, const QueryRows&, void*, const Scoring&, Variant);
 
     // An item whose runs are divided among threads. The thread that finishes the last part folds
     // the states of all runs.
@@ -123,9 +123,10 @@ private:
 };
 
 // Computes attention for the plan's rows, into the same rows of out [num_tokens, num_heads,
-// head_dim], contiguous. A plan can be used by one call at a time. A row's result depends, bit for
+// head_dim], contiguous. The step is that of the plan, perhaps with other blocks for its tokens.
+// A plan can be used by one call at a time. A row's result depends, bit for
 // bit, only on that row and its request's KV.
-void attend(Plan& plan, int layer, const QueryRows& query, void* out, const Scoring& scoring,
+void attend(Plan& plan, const Step& step, int layer, const QueryRows& query, void* out, const Scoring& scoring,
     Variant variant);
 
 // The step between the QKV product and attention, done in one pass.

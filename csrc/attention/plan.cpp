@@ -179,9 +179,11 @@ size_t Plan::state_size_of(const WorkItem& item) const {
     return shared_state_size(item.num_rows * group_size, call_.head_dim);
 }
 
-void attend(Plan& plan, int layer, const QueryRows& query, void* out, const Scoring& scoring,
+void attend(Plan& plan, const Step& step, int layer, const QueryRows& query, void* out, const Scoring& scoring,
     Variant variant) {
     Call& call = plan.call_;
+    call.block_tables = step.block_tables;
+    call.table_stride = step.table_stride;
     call.query = query.data;
     call.query_row_stride = query.row_stride;
     call.query_head_stride = query.head_stride;

@@ -45,7 +45,7 @@ public:
         nb::handle kv_pool, nb::handle out,
         const std::vector<int64_t>& ends, nb::handle done, nb::handle state_rows,
         nb::handle states_out, nb::handle taps, nb::handle taps_out,
-        const std::vector<std::string>& adapters) {
+        const std::vector<std::string>& adapters, nb::handle companions, nb::handle places) {
         // Kept until the step is over, whatever is dropped meanwhile.
         std::vector<std::shared_ptr<const OwnedAdapter>> kept;
         const std::vector<const Adapter*> own = find(adapters, kept, query_start);
@@ -55,8 +55,12 @@ public:
         if (!own.empty() && !group_.is_none()) {
             throw nb::value_error("adapters: of one rank that has all layers");
         }
+        if (!companions.is_none() && !group_.is_none()) {
+            throw nb::value_error("companions: of one rank that has all layers");
+        }
         const StepView step(owned_.model, token_ids, positions, query_start, context_lens,
-            block_tables, sampled_rows, kv_pool, out, state_rows, states_out, taps, taps_out);
+            block_tables, sampled_rows, kv_pool, out, state_rows, states_out, taps, taps_out,
+            companions, places);
         Written written;
         if (!ends.empty()) {
             written = [&](int64_t num_layers) {
@@ -225,7 +229,8 @@ void bind_decoder(nb::module_& m) {
             arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),
             arg("state_rows") = nb::none(), arg("states_out") = nb::none(),
             arg("taps") = nb::none(), arg("taps_out") = nb::none(),
-            arg("adapters") = std::vector<std::string>(),
+            arg("adapters") = std::vector<std::string>(), arg("companions") = nb::none(),
+            arg("places") = nb::none(),
             "Compute a step: keys and values into the pool, scores of the sampled rows into out.")
         .def("take_adapter", &Decoder::take_adapter, arg("digest"), arg("adapter"),
             "Make an adapter ready for steps.")

@@ -86,6 +86,7 @@ void Forward::compute(const Inputs& inputs, const Written& written) {
     step_.slots = buffers_.slots;
     pool_ = inputs.pool;
     locate(step_, pool_.block_size, buffers_.slots);
+    companions_.lay_out(model_, inputs, step_);
     turn(model_, inputs.positions, num_rows_, buffers_.cos_sin);
     const KeptRows kept(inputs.sampled, inputs.states);
     make_plans(kept.all());
@@ -97,14 +98,15 @@ void Forward::compute(const Inputs& inputs, const Written& written) {
         const int index = first + static_cast<int>(&layer - model_.layers.data());
         const bool is_last = model_.is_last_stage() && &layer == &model_.layers.back();
         copy_taps(inputs, index);
-        write_kv(layer, index);
+        const Companions::Place place = companions_.of(&layer - model_.layers.data(), index);
+        write_kv(layer, place);
         if (written && tensor_ == nullptr) written(index + 1);
         if (is_last && kept.all().num_rows == 0) {
             if (tensor_ != nullptr) tensor_->meet();
             if (written && tensor_ != nullptr) written(index + 1);
             return;
         }
-        attend(layer, index, is_last ? last_plan_ : plan_of(layer));
+        attend(layer, place, is_last ? last_plan_ : plan_of(layer));
         if (is_last) keep_rows(kept.all());
         finish_attention(layer);
         if (written && tensor_ != nullptr) written(index + 1);  // all ranks have met
@@ -220,9 +222,11 @@ attention::Plan& Forward::plan_of(const Layer& layer) {
     return plans_[i].plan;
 }
 
-void Forward::write_kv(const Layer& layer, int index) {
+void Forward::write_kv(const Layer& layer, Companions::Place place) {
     normalise(layer.attention_norm);
-    if (model_.sizes.is_latent()) return latent_.write(step_, pool_, index, layer, buffers_);
+    if (model_.sizes.is_latent()) {
+        return latent_.write(*place.step, pool_, place.index, layer, buffers_);
+    }
     products_.multiply(
         layer.qkv, buffers_.normed, num_rows_, Result::kStore, buffers_.qkv, 0, adapters());
     attention::QkvRows rows{
@@ -239,7 +243,7 @@ void Forward::write_kv(const Layer& layer, int index) {
     if (rows.norms_together && rows.q_norm != nullptr && tensor_ != nullptr) {
         rows.mean_squares = measure_heads(rows);
     }
-    attention::rotate_and_write(step_, pool_, index, rows, variant_);
+    attention::rotate_and_write(*place.step, pool_, place.index, rows, variant_);
 }
 
 // The mean squares of all ranks' heads. All have equally many queries, and equally many keys; keys
@@ -259,12 +263,12 @@ const float* Forward::measure_heads(const attention::QkvRows& rows) {
     return means;
 }
 
-void Forward::attend(const Layer& layer, int index, attention::Plan& plan) {
+void Forward::attend(const Layer& layer, Companions::Place place, attention::Plan& plan) {
     const attention::QueryRows query{
         buffers_.qkv, model_.sizes.qkv_width(), model_.sizes.head_dim, model_.is_bfloat16};
     const attention::Scoring scoring{
         model_.arithmetic.attention_scale, model_.arithmetic.attention_cap, layer.sinks};
-    attention::attend(plan, index, query, buffers_.attended, scoring, variant_);
+    attention::attend(plan, *place.step, place.index, query, buffers_.attended, scoring, variant_);
 }
 
 // Moves these rows, which are ascending, to the front of the buffers that the rest of the layer

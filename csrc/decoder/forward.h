@@ -15,6 +15,7 @@
 #include "latent_mixer.h"
 #include "model.h"
 #include "products.h"
+#include "step/companions.h"
 #include "step/inputs.h"
 #include "step/kept_rows.h"
 
@@ -61,9 +62,9 @@ private:
     void look_up_rows(const int64_t* ids, int64_t count, float* out);
     void make_plans(const attention::RowChoice& kept);
     attention::Plan& plan_of(const Layer& layer);
-    void write_kv(const Layer& layer, int index);
+    void write_kv(const Layer& layer, Companions::Place place);
     const float* measure_heads(const attention::QkvRows& rows);
-    void attend(const Layer& layer, int index, attention::Plan& plan);
+    void attend(const Layer& layer, Companions::Place place, attention::Plan& plan);
     void keep_rows(const attention::RowChoice& rows);
     void finish_attention(const Layer& layer);
     void finish_layer(const Layer& layer);
@@ -92,6 +93,7 @@ private:
     Buffers buffers_;
     attention::Step step_;
     attention::Pool pool_;
+    Companions companions_;
     std::vector<const Adapter*> adapters_;  // of each row, or null; none: no row has one
     int64_t num_rows_ = 0;  // that are still needed
 };

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from kv_transfer.memory import check_generations
 from kv_transfer.spans.box import BlockRun, KvBox
+from kv_transfer.spans.layer_pieces import part_of
 from kv_transfer.spans.plan import Spans, is_quick, source_ranges
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.transports import tls
@@ -281,7 +282,8 @@ class PullServer:
         ticket = self._source.open_ticket(request.ticket)
         layout, box = self._source.layout, request.box
         ticket.check_covers(box, layout)
-        block_ids, generations = ticket.blocks_between(box.begin, box.end, layout.block_size)
+        layout, which = part_of(layout, box)
+        block_ids, generations = ticket.blocks_between(box.begin, box.end, layout.block_size, which)
         run = BlockRun(layout, block_ids, layout.full_blocks(box.begin))
         ranges = await self._plan(run, box)
         pull = VerifiedPull(ranges, block_ids, generations, int(ranges[:, 1].sum()))

@@ -80,9 +80,13 @@ class EngineCore:
         self.queues.running.append(request)
 
     def reserve(
-        self, num_tokens: int, hashes: Sequence[bytes], newcomer: Request | None = None
+        self,
+        num_tokens: int,
+        hashes: Sequence[bytes],
+        newcomer: Request | None = None,
+        num_passed: int = 0,
     ) -> tuple[list[int], int] | None:
-        """Reserve blocks for a request to be adopted.
+        """Reserve blocks for a request to be adopted, without companions for the first few.
 
         Returns (block table, number of reused blocks), or None if there is no room now or other
         requests are waiting for it. With `newcomer`, the waiting queue is not considered: the
@@ -90,7 +94,7 @@ class EngineCore:
         """
         queues = self.queues
         must_wait = bool(queues.waiting) if newcomer is None else queues.is_closed_to(newcomer)
-        return None if must_wait else queues.reserve(num_tokens, hashes, newcomer)
+        return None if must_wait else queues.reserve(num_tokens, hashes, newcomer, num_passed)
 
     def cancel(self, request_id: str) -> bool:
         """Stop a request and free its blocks, now or when the step that uses them has ended.
@@ -201,6 +205,7 @@ class EngineCore:
             request.num_computed_tokens = before + num_tokens
             if before // block_size != (before + num_tokens) // block_size:
                 self._publish_full_blocks(request, before)
+                self.queues.pass_windows(request, request.num_computed_tokens)
             if token is None or last is None:
                 if request.ends_with_prompt and request.num_uncomputed_tokens == 0:
                     request.lifecycle.first_token_s = now_s

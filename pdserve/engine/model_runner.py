@@ -30,9 +30,10 @@ from pdserve.engine.prompt_results.results import (
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.scheduler import StepRuns
-from pdserve.engine.steps.batch import Batch
+from pdserve.engine.steps.batch import Batch, Spread
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.engine.steps.taps import TapPlan, each_tapped, tap
+from pdserve.kv.companions import Companions
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Prompt, SamplingParams
 from pdserve.shared.errors import NodeSick
@@ -65,7 +66,8 @@ class ModelRunner:
         self.model_s = 0.0  # total time spent in the model itself, over all steps
         self.batches = StepBatches(kv_cache.layout.block_size)
         self._model = model
-        self._kv_cache = kv_cache
+        self.kv_cache = kv_cache
+        self._places = torch.tensor(kv_cache.layout.places, dtype=torch.int32)
         self._scored_logits_bytes = scored_logits_bytes
         self.grammars = grammars or GrammarProgress()
         self._eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
@@ -86,7 +88,7 @@ class ModelRunner:
         assert isinstance(self._model, NativeDecoder), "on CPUs only"
         return ModelRunner(
             self._model.beside(),
-            self._kv_cache,
+            self.kv_cache,
             self._eos_token_ids,
             self._scored_logits_bytes,
             grammars,
@@ -109,7 +111,10 @@ class ModelRunner:
 
         It must be called, or launched, before the next step is prepared.
         """
-        return ModelStep(self, rows, self.batches.lay_out(rows), progress)
+        batch = self.batches.lay_out(rows)
+        if self.kv_cache.companions is not None:
+            batch = replace(batch, spread=self._spread(self.kv_cache.companions))
+        return ModelStep(self, rows, batch, progress)
 
     def foresee(self, rows: Sequence[Scheduled]) -> None:
         """Begin to build the batch of the step after this one, which may be running meanwhile."""
@@ -138,6 +143,9 @@ class ModelRunner:
                 grammars cannot be followed; names these requests.
         """
         return self.prepare(rows, progress)() if rows else []
+
+    def _spread(self, companions: Companions) -> Spread:
+        return Spread(torch.from_numpy(companions), self._places)
 
     # ---- parts of a step -----------------------------------------------------------------------
 
@@ -202,7 +210,7 @@ class ModelRunner:
         started_s = time.perf_counter()
         marks = None if progress is None else LayerMarks(progress, self._model.device)
         heard = None if marks is None else marks.heard
-        logits = self._model.logits(batch, self._kv_cache.pool, heard)
+        logits = self._model.logits(batch, self.kv_cache.pool, heard)
         if marks is not None:
             marks.wait()
         if not self._is_asynchronous:
@@ -229,8 +237,8 @@ class ModelRunner:
 
         Overwrites the first blocks of the pool, so it must be called while the pool is empty.
         """
-        num_blocks = self._kv_cache.layout.blocks_for(num_tokens)
-        assert num_blocks <= self._kv_cache.num_blocks, "a warmup fits into the pool"
+        num_blocks = self.kv_cache.layout.blocks_for(num_tokens)
+        assert num_blocks <= self.kv_cache.num_blocks, "a warmup fits into the pool"
         request = Request(
             request_id="warmup",
             prompt=Prompt([0] * num_tokens),

@@ -55,6 +55,7 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     block_table: list[int] = field(default_factory=list)  # logical -> physical block id
+    num_passed: int = 0  # leading blocks whose companions it has given back: windows are beyond
     block_hashes: list[bytes] = field(default_factory=list)  # hash chain, one per full block
     num_matched_blocks: int = 0  # while waiting: leading blocks found in the prefix cache ...
     matched_version: int = -1  # ... at this `BlockPool.cache_version`

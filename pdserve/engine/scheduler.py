@@ -155,6 +155,8 @@ class Queues:
         assert blocks is not None, "there was room a moment ago"
         request.block_table, num_reused = blocks
         request.num_computed_tokens = pool.tokens_in(num_reused)
+        request.num_passed = 0
+        self.pass_windows(request, request.num_computed_tokens + 1)
         if not request.output_token_ids:
             request.num_cached_tokens = request.num_computed_tokens
         if request.num_preemptions:
@@ -167,19 +169,32 @@ class Queues:
         return True
 
     def reserve(
-        self, num_tokens: int, hashes: Sequence[bytes], newcomer: Request | None = None
+        self,
+        num_tokens: int,
+        hashes: Sequence[bytes],
+        newcomer: Request | None = None,
+        num_passed: int = 0,
     ) -> tuple[list[int], int] | None:
         """Allocate blocks for `num_tokens` tokens, reusing blocks from the prefix cache first.
 
-        Returns (block table, number of reused blocks), or None when there is no room. Headroom is
-        kept for all streams to grow, the newcomer included, so that admission does not cause
-        preemption.
+        The first `num_passed` come without companions. Returns (block table, number of reused
+        blocks), or None when there is no room. Headroom is kept for all streams to grow, the
+        newcomer included, so that admission does not cause preemption.
         """
-        if self._num_left(num_tokens, hashes, newcomer) < 0:
+        if self._num_left(num_tokens, hashes, newcomer, num_passed=num_passed) < 0:
             return None
         pool = self.pool
         taken = pool.take_prefix(hashes)
-        return taken + pool.allocate(pool.blocks_for(num_tokens) - len(taken)), len(taken)
+        pool.pass_windows(taken[:num_passed])
+        num_new = pool.blocks_for(num_tokens) - len(taken)
+        return taken + pool.allocate(num_new, max(0, num_passed - len(taken))), len(taken)
+
+    def pass_windows(self, request: Request, num_tokens: int) -> None:
+        """Give back what no row of the request sees any more, of which so many tokens are next."""
+        passed = self.pool.num_passed(num_tokens)
+        if passed > request.num_passed:
+            self.pool.pass_windows(request.block_table[request.num_passed : passed])
+            request.num_passed = passed
 
     def is_closed_to(self, newcomer: Request) -> bool:
         """Whether the newcomer must wait because of a recent preemption."""
@@ -192,11 +207,13 @@ class Queues:
         """
         is_claim = newcomer in self.claims
         num_tokens = newcomer.num_tokens + is_claim  # token 1 comes along
+        num_passed = self.pool.num_passed(newcomer.num_tokens) if is_claim else 0
         newcomer.extend_hashes(newcomer.num_tokens, self.pool.block_size)
         num_reusable = newcomer.num_reusable_tokens + is_claim
         hashes = newcomer.block_hashes[: self.pool.full_blocks(num_reusable)]
         gained = self.pool.num_sole([b for request in preempted for b in request.block_table])
-        return max(0, -self._num_left(num_tokens, hashes, newcomer, preempted) - gained)
+        num_left = self._num_left(num_tokens, hashes, newcomer, preempted, num_passed)
+        return max(0, -num_left - gained)
 
     def grow(self, request: Request) -> bool:
         """Give the request a block for its next token, preempting other requests if needed.
@@ -225,8 +242,7 @@ class Queues:
         if self.are_foreseen:
             raise StepRuns
         self.running.remove(request)
-        self.pool.release(request.block_table)
-        request.block_table = []
+        self._release(request)
         request.num_computed_tokens = 0
         self.waiting.appendleft(request)
         self.preemptions.preempted(request, for_priority=for_priority)
@@ -242,8 +258,7 @@ class Queues:
         self.preemptions.forget(request)
         if request.finish_reason is not None and request.decodes_here:
             self.headroom.lengths.observe(len(request.output_token_ids))
-        self.pool.release(request.block_table)
-        request.block_table = []
+        self._release(request)
 
     # ---- the two halves of a plan --------------------------------------------------------------
 
@@ -277,10 +292,11 @@ class Queues:
         hashes: Sequence[bytes],
         newcomer: Request | None,
         preempted: Sequence[Request] = (),
+        num_passed: int = 0,
     ) -> int:
         """Return the free blocks left after admitting this request; negative if it does not fit.
 
-        No headroom is counted for the streams in `preempted`.
+        No headroom is counted for the streams in `preempted`; `num_passed` as in `reserve`.
         """
         pool = self.pool
         matched = pool.match_prefix(hashes)
@@ -289,4 +305,10 @@ class Queues:
             newcomer = None  # it does not decode here, so it needs no headroom
         streams = [stream for stream in self.streams if stream not in preempted]
         num_kept = self.headroom.num_kept_free(streams, newcomer)
-        return pool.num_free_after_taking(matched) - num_new - num_kept
+        num_bare = max(0, num_passed - len(matched))
+        return pool.num_free_after_taking(matched, num_new, num_bare) - num_kept
+
+    def _release(self, request: Request) -> None:
+        self.pool.release(request.block_table, request.num_passed)
+        request.block_table = []
+        request.num_passed = 0

@@ -2,6 +2,7 @@
 
 plane.py    what one token costs in one kind of KV: keys, values
 layout.py   a pool's planes in blocks; what two nodes compare when they connect
+companions.py  which layers' KV is given back once their windows have passed it
 savings.py  what codes of 8 bits would save
 need.py     blocks and tokens: the only arithmetic of the two
 """

@@ -10,6 +10,9 @@ plane.
 A row is what one token has in one head: numbers; or codes of 8 bits, and behind them their scale, a
 float32. So a scale goes wherever its token goes, and depends on no other.
 
+A pool that gives back what windows have passed has several blocks for the same tokens, each with
+some of the layers (`companions.py`). To all others a block has every layer of the pool.
+
 A layout is sent and compared as numbers of layers and heads. Its planes are made of them in one
 place (`planes`); everything else asks the planes, and knows no elements.
 """
@@ -23,6 +26,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from pdserve.kv.companions import Place, places
+from pdserve.kv.need import window_block
 from pdserve.kv.plane import Plane
 from pdserve.shared.errors import KvBudgetTooSmall, LayoutMismatch
 
@@ -79,6 +84,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
     first_layer: int = 0  # index in the model of this pool's first layer
     model_layers: int | None = None  # layers of the model; None: all of them are in this pool
     is_latent: bool = False  # rows are of latent attention: there are no values besides
+    windows: tuple[int, ...] = ()  # of each layer, in tokens, 0: none; (): the pool keeps it all
 
     @classmethod
     def gqa(
@@ -175,6 +181,10 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             raise LayoutMismatch(f"not a KV layout, by its heads: {self}")
         if not 0 <= self.first_layer < self.end_layer <= self.total_layers <= _MAX_DIMENSION:
             raise LayoutMismatch(f"not a KV layout, by its layers: {self}")
+        if self.windows and (
+            not len(self.windows) == self.num_layers == self.total_layers or min(self.windows) < 0
+        ):
+            raise LayoutMismatch(f"not a KV layout, by its windows: {self}")
         if self.block_bytes > _MAX_BLOCK_BYTES:
             raise LayoutMismatch(f"not a KV layout, {self.block_bytes} bytes a block: {self}")
 
@@ -207,9 +217,24 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
         return _costs(self).head_bytes
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """Where the KV of each of the pool's layers is."""
+        return places(self.windows or (0,) * self.num_layers)
+
+    @property
+    def num_companions(self) -> int:
+        """Blocks besides the first, for the same tokens, as long as these are in all windows."""
+        return _costs(self).num_companions
+
+    @property
+    def block_layers(self) -> int:
+        """Layers for which a block has room: those of the pool, unless it has companions."""
+        return _costs(self).block_layers
+
+    @property
     def block_bytes(self) -> int:
-        """Bytes of one block, across all layers."""
-        return _costs(self).token_bytes * self.block_size
+        """Bytes of one block, across all of its layers."""
+        return _costs(self).layer_bytes * _costs(self).block_layers
 
     @property
     def layer_bytes(self) -> int:
@@ -218,9 +243,9 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:
-        """[num_layers, num_planes, num_kv_heads, block_size, elements of a row]."""
+        """[block_layers, num_planes, num_kv_heads, block_size, elements of a row]."""
         return (
-            self.num_layers,
+            self.block_layers,
             len(self.planes),
             self.num_kv_heads,
             self.block_size,
@@ -239,6 +264,18 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
         """See `need.tokens_in`."""
         return num_blocks * self.block_size
 
+    def whole_blocks(self, num_blocks: int) -> int:
+        """How many stretches of tokens so many blocks hold, companions included."""
+        return num_blocks // (1 + self.num_companions)
+
+    def blocks_held(self, num_tokens: int) -> int:
+        """Blocks of a request of so many tokens, once windows have passed the others."""
+        num_first = self.blocks_for(num_tokens)
+        if not self.num_companions:
+            return num_first
+        first_seen = window_block(num_tokens, max(self.windows), self.block_size)
+        return num_first + (num_first - first_seen) * self.num_companions
+
     def blocks_in_budget(self, budget_bytes: int, max_model_len: int) -> int:
         """How many blocks fit into a memory budget.
 
@@ -246,7 +283,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             KvBudgetTooSmall: one request of `max_model_len` tokens would not fit; with the numbers.
         """
         num_blocks = budget_bytes // self.block_bytes
-        needed = self.blocks_for(max_model_len)
+        needed = self.blocks_for(max_model_len) * (1 + self.num_companions)
         if num_blocks < needed:
             raise KvBudgetTooSmall(
                 f"a KV budget of {budget_bytes} bytes holds {num_blocks} blocks of "
@@ -274,6 +311,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             f"{kinds}{self.num_layers} layers{layers} x {self.num_kv_heads} KV heads{shard} x "
             f"{self.head_dim} head_dim x {self.dtype.itemsize} bytes ({self.dtype}{scales}) = "
             f"{self.token_bytes} bytes a token, {self.block_size} tokens a block"
+            + (f" of {self.block_layers} layers" if self.num_companions else "")
         )
 
     def fingerprint(self, model_id: str, revision: str) -> str:
@@ -283,6 +321,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             del layout["first_layer"], layout["model_layers"]
         if not self.is_latent:  # likewise
             del layout["is_latent"]
+        if not self.windows:  # likewise
+            del layout["windows"]
         content = msgspec.json.encode((LAYOUT_VERSION, model_id, revision, layout))
         return hashlib.blake2b(content, digest_size=16).hexdigest()
 
@@ -294,6 +334,8 @@ class _Costs(NamedTuple):
     token_bytes: int
     head_bytes: int
     layer_bytes: int
+    num_companions: int
+    block_layers: int
 
 
 @lru_cache(maxsize=256)  # every pull asks for those of the same few layouts
@@ -306,4 +348,18 @@ def _costs(layout: KvLayout) -> _Costs:
     token_bytes = sum(plane.token_bytes for plane in planes)
     head_bytes = sum(plane.row_bytes for plane in planes)
     layer_bytes = sum(plane.layer_bytes for plane in planes) * layout.block_size
-    return _Costs(layers, heads, planes, token_bytes, head_bytes, layer_bytes)
+    num_companions, block_layers = 0, layout.num_layers
+    if layout.windows:
+        own = places(layout.windows)
+        num_companions = max(place.block for place in own)
+        block_layers = 1 + max(place.layer for place in own)
+    return _Costs(
+        layers,
+        heads,
+        planes,
+        token_bytes,
+        head_bytes,
+        layer_bytes,
+        num_companions,
+        block_layers,
+    )

@@ -32,6 +32,7 @@ from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.request import Scheduled
 from pdserve.engine.scheduler import Queues
+from pdserve.kv.companions import Companions, made_up
 from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
 from pdserve.model_files.checkpoint import Checkpoint
@@ -118,8 +119,9 @@ def make_parts(
     node_id = config.node_id or f"{role.name.lower()}-{secrets.token_hex(3)}"
     incarnation = secrets.token_hex(8)
     clock, metrics, identity = SystemClock(), NodeMetrics(), model.identity
+    companions = made_up(memory.num_blocks, identity.layout.num_companions)
     exporter, puller = _make_transfer_ends(
-        config, node_id, incarnation, identity, memory, clock, hosts
+        config, node_id, incarnation, identity, memory, clock, hosts, companions
     )
     watch_transfers(metrics, exporter.statistics, puller.statistics)
     security = Security.of(config.security)
@@ -132,6 +134,7 @@ def make_parts(
         prefix_cache=config.engine.prefix_cache,
         bump_generations=memory.bump,
         windows=[window for window in identity.windows if window],
+        companions=companions,
     )
     tier = make_tier(tier_blocks, memory, pool, hosts)
     pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"
@@ -199,6 +202,7 @@ def use_loaded(
 
     Adapters of the checkpoint's model can be loaded from now on.
     """
+    runner.kv_cache.companions = parts.pool.companions
     parts.adapters.begin(_adapter_store(runner.model, checkpoint, parts.config.engine))
     engine, config, step_s = parts.engine, parts.config, parts.perf.step_s
     engine.hold = partial(runner.grammars.hold, wake=engine.wake)
@@ -222,6 +226,7 @@ def _make_transfer_ends(
     memory: KvPool,
     clock: Clock,
     hosts: Sequence[FarHost],
+    companions: Companions | None,
 ) -> tuple[Exporter, Puller]:
     """Both ends of the KV transfer, over the same pool and transports."""
     kinds = choose_kinds(config.transports, memory)
@@ -236,6 +241,7 @@ def _make_transfer_ends(
         tickets=TicketRules(config.timeouts.ticket_s, config.checksums),
         tls=tls,
         spread=SpreadPool(hosts),
+        companions=companions,
     )
     links = [parse_link(text) for text in config.handoff.links]
     puller = Puller(
@@ -247,6 +253,7 @@ def _make_transfer_ends(
         simulated=lambda exporter: link_between(links, exporter, node_id),
         tls=tls,
         hosts=hosts,
+        companions=companions,
     )
     return exporter, puller
 

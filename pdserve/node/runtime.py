@@ -366,7 +366,7 @@ class Node:
             model_id=self._model.checkpoint.model_id,
             revision=self._model.revision,
             layout=self._model.layout,
-            num_blocks=self._model.num_blocks,
+            num_blocks=self._parts.pool.num_blocks,
             max_model_len=self._model.max_model_len,
             short_len=self._model.config.short_len,
             introduction_key=self._parts.exporter.introduction_key,

@@ -134,7 +134,8 @@ def _codec(
 
 
 def _is_plain(hint: Any) -> bool:
-    return not (_without_none(hint)[1] or _is_struct(hint) or get_origin(hint) in (list, dict))
+    is_many = get_origin(hint) in (list, tuple, dict)
+    return not (_without_none(hint)[1] or _is_struct(hint) or is_many)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -186,7 +187,7 @@ def _plain_writer(name: str, hint: Any) -> _Writer:
                 fill(item, repeated.add())
 
         return write_structs
-    if origin is list:
+    if origin in (list, tuple):
 
         def write_list(message: Any, proto: Any) -> None:
             if values := getattr(message, name):
@@ -215,8 +216,8 @@ def _plain_reader(name: str, hint: Any) -> _Reader:
     if origin is list and _is_struct(get_args(hint)[0]):
         (item,) = get_args(hint)
         return lambda proto: [read(value, item) for value in getattr(proto, name)]
-    if origin is list:
-        return lambda proto: list(getattr(proto, name))
+    if origin in (list, tuple):
+        return lambda proto: origin(getattr(proto, name))
     if origin is dict:
         return lambda proto: dict(getattr(proto, name))
     if isinstance(hint, type) and issubclass(hint, Enum):

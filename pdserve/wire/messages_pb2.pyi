@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "first_kv_head", "model_kv_heads", "first_layer", "model_layers", "is_latent")
+    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "first_kv_head", "model_kv_heads", "first_layer", "model_layers", "is_latent", "windows")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class KvLayout(_message.Message):
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     MODEL_LAYERS_FIELD_NUMBER: _ClassVar[int]
     IS_LATENT_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -28,7 +29,8 @@ class KvLayout(_message.Message):
     first_layer: int
     model_layers: int
     is_latent: bool
-    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_kv_head: _Optional[int] = ..., model_kv_heads: _Optional[int] = ..., first_layer: _Optional[int] = ..., model_layers: _Optional[int] = ..., is_latent: bool = ...) -> None: ...
+    windows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_kv_head: _Optional[int] = ..., model_kv_heads: _Optional[int] = ..., first_layer: _Optional[int] = ..., model_layers: _Optional[int] = ..., is_latent: bool = ..., windows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BadWord(_message.Message):
     __slots__ = ("token_ids",)

@@ -80,6 +80,8 @@ def values(hint: object) -> st.SearchStrategy:
         return st.none() | values(some)
     if origin is list:
         return st.lists(values(inner[0]), max_size=4)
+    if origin is tuple:
+        return st.lists(values(inner[0]), max_size=4).map(tuple)
     if origin is dict:
         return st.dictionaries(values(inner[0]), values(inner[1]), max_size=4)
     assert isinstance(hint, type)

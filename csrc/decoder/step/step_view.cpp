@@ -5,6 +5,7 @@
 #include <string>
 
 #include "../../rows/launch.h"
+#include "companions.h"
 
 namespace nb = nanobind;
 
@@ -13,7 +14,8 @@ namespace pdserve::decoder {
 StepView::StepView(const Model& model, nb::handle token_ids, nb::handle positions,
     nb::handle query_start, nb::handle context_lens, nb::handle block_tables,
     nb::handle sampled_rows, nb::handle kv_pool, nb::handle out, nb::handle state_rows,
-    nb::handle states_out, nb::handle taps, nb::handle taps_out)
+    nb::handle states_out, nb::handle taps, nb::handle taps_out, nb::handle companions,
+    nb::handle places)
     : token_ids_(token_ids, "token_ids"),
       positions_(positions, "positions"),
       batch_(query_start, context_lens, block_tables),
@@ -21,9 +23,14 @@ StepView::StepView(const Model& model, nb::handle token_ids, nb::handle position
       pool_(kv_pool, 0, Access::kWrite),
       out_(out, "out", Access::kWrite) {
     check_tokens(model);
+    if (!companions.is_none() || !places.is_none()) {
+        companions_.emplace(companions, "companions");
+        places_.emplace(places, "places");
+    }
     check_pool(model);
     batch_.check_values(token_ids_.size(0), pool_);
     check_positions();
+    if (companions_) check_companions(model);
     check_sampled(model);
     if (!state_rows.is_none() || !states_out.is_none()) {
         state_rows_.emplace(state_rows, "state_rows");
@@ -68,7 +75,7 @@ void StepView::check_pool(const Model& model) const {
     const int64_t row_elements =
         model.sizes.head_dim + (attention::is_coded(pool_.format) ? attention::kScaleBytes : 0);
     pool_.tensor.expect_shape(
-        {-1, model.sizes.pool_layers, model.sizes.num_planes(), model.sizes.model_kv_heads, -1,
+        {-1, companions_ ? -1 : model.sizes.pool_layers, model.sizes.num_planes(), model.sizes.model_kv_heads, -1,
             row_elements},
         "[num_blocks, num_layers, num_planes, num_kv_heads, block_size, row]");
 }
@@ -98,6 +105,46 @@ void StepView::check_taps(const Model& model) const {
     taps_out_->expect_contiguous();
 }
 
+void StepView::check_companions(const Model& model) const {
+    companions_->expect_type({ElementType::kInt32});
+    companions_->expect_shape({pool_.num_blocks, -1}, "[num_blocks, num_companions]");
+    companions_->expect_contiguous();
+    places_->expect_type({ElementType::kInt32});
+    places_->expect_shape({static_cast<int64_t>(model.layers.size()), 2}, "[num_layers, 2]");
+    places_->expect_contiguous();
+    const int64_t num_companions = companions_->size(1), block_layers = pool_.tensor.size(1);
+    const int32_t* const places = places_->data<int32_t>();
+    for (size_t layer = 0; layer < model.layers.size(); ++layer) {
+        const int32_t block = places[2 * layer], index = places[2 * layer + 1];
+        if (block >= 0 && block <= num_companions && index >= 0 && index < block_layers) continue;
+        raise_value_error("places[" + std::to_string(layer) + "]",
+            "one of " + std::to_string(1 + num_companions) + " blocks of "
+                + std::to_string(block_layers) + " layers",
+            std::to_string(block) + ", " + std::to_string(index));
+    }
+    check_seen(model);
+}
+
+// Whatever a window reaches is there.
+void StepView::check_seen(const Model& model) const {
+    const int64_t num_companions = companions_->size(1);
+    const int32_t* const companions = companions_->data<int32_t>();
+    for (int64_t r = 0; r < batch_.num_requests; ++r) {
+        const int32_t length = batch_.context_len(r), num_rows = batch_.start(r + 1) - batch_.start(r);
+        const int32_t* const blocks =
+            batch_.block_tables.data<int32_t>() + r * batch_.block_tables.stride(0);
+        const int64_t end = (length + pool_.block_size - 1) / pool_.block_size;
+        for (int64_t b = first_seen(model, length, num_rows) / pool_.block_size; b < end; ++b) {
+            for (int64_t n = 0; n < num_companions; ++n) {
+                const int32_t id = companions[blocks[b] * num_companions + n];
+                if (id >= 0 && id < pool_.num_blocks) continue;
+                raise_value_error("companions[" + std::to_string(blocks[b]) + "]",
+                    "blocks of the pool, since windows reach their tokens", std::to_string(id));
+            }
+        }
+    }
+}
+
 Inputs StepView::inputs(const Model& model) const {
     Inputs inputs{};
     inputs.token_ids = token_ids_.data<int64_t>();
@@ -119,6 +166,11 @@ Inputs StepView::inputs(const Model& model) const {
         inputs.taps = taps_->data<int64_t>();
         inputs.num_taps = taps_->size(0);
         inputs.taps_out = taps_out_->data<float>();
+    }
+    if (companions_) {
+        inputs.companions = companions_->data<int32_t>();
+        inputs.num_companions = companions_->size(1);
+        inputs.places = places_->data<int32_t>();
     }
     return inputs;
 }

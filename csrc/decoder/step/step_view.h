@@ -15,13 +15,14 @@ namespace pdserve::decoder {
 
 class StepView {
 public:
-    // `state_rows` and `states_out` are both None, or neither is; so are `taps` and `taps_out`.
+    // `state_rows` and `states_out` are both None, or neither is; so are `taps` and `taps_out`, and
+    // `companions` and `places`.
     // Raises TypeError or ValueError: a dtype, shape, stride or value; or a pool of another model.
     StepView(const Model& model, nanobind::handle token_ids, nanobind::handle positions,
         nanobind::handle query_start, nanobind::handle context_lens, nanobind::handle block_tables,
         nanobind::handle sampled_rows, nanobind::handle kv_pool, nanobind::handle out,
         nanobind::handle state_rows, nanobind::handle states_out, nanobind::handle taps,
-        nanobind::handle taps_out);
+        nanobind::handle taps_out, nanobind::handle companions, nanobind::handle places);
 
     // Borrows the arrays.
     Inputs inputs(const Model& model) const;
@@ -33,6 +34,8 @@ private:
     void check_sampled(const Model& model) const;
     void check_states(const Model& model) const;
     void check_taps(const Model& model) const;
+    void check_companions(const Model& model) const;
+    void check_seen(const Model& model) const;
 
     TensorView token_ids_;
     TensorView positions_;
@@ -44,6 +47,8 @@ private:
     std::optional<TensorView> states_out_;
     std::optional<TensorView> taps_;  // none: no rows are copied out
     std::optional<TensorView> taps_out_;
+    std::optional<TensorView> companions_;  // none: all layers of a token are in one block
+    std::optional<TensorView> places_;
 };
 
 }  // namespace pdserve::decoder

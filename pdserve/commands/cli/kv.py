@@ -77,6 +77,11 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
         )
     print(f"format of KV on CPUs: {found.kv_format}")
     print(f"requests of {min(config.context, longest)} tokens: {found.num_paged}")
+    if found.held_on_cpus < 1:
+        print(
+            f"  on CPUs, {found.held_on_cpus:.2f} of the KV of each: windows have passed the rest, "
+            "and it is given back"
+        )
     print(
         f"  with room for {longest} each from the start on, as without blocks: "
         f"{found.num_preallocated}"

@@ -69,6 +69,8 @@ def _attend_one(query: Tensor, keys: Tensor, values: Tensor, kv: LayerKv) -> Ten
     key_positions = torch.arange(context_len, device=query.device)[None, :]
     hidden = key_positions > positions
     if kv.sliding_window is not None:
+        unseen = max(0, context_len - num_rows - kv.sliding_window + 1)
+        keys[:, :unseen] = values[:, :unseen] = 0  # whatever is there: 0 x NaN is NaN
         hidden |= key_positions <= positions - kv.sliding_window
     scores = scores.masked_fill(hidden, float("-inf"))
     if kv.sinks is not None:

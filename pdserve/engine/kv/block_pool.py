@@ -12,6 +12,11 @@ uncached block is left.
 
 A block may *lack* the KV of layers with windows, if it was pulled for a stream that is beyond them.
 A prefix that ends in the windows' reach of such a block is none, and observers do not hear of it.
+
+Where windows give blocks back (`pdserve/kv/companions.py`), a block that is allocated, named and
+counted is the first of several. Its companions have references of their own, which an owner drops
+when its windows have passed the block. If nobody has one left, but the prefix cache has the block,
+they stay until they are evicted; else they are free. Then the block lacks them.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Protocol
 
+from pdserve.engine.kv.window_blocks import WindowBlocks
 from pdserve.kv import need
+from pdserve.kv.companions import Companions
 from pdserve.shared.errors import OutOfBlocks
 
 
@@ -63,9 +70,20 @@ class BlockPool:
         prefix_cache: bool = True,
         bump_generations: Callable[[Sequence[int]], None] = _ignore,
         windows: Sequence[int] = (),
+        companions: Companions | None = None,
     ) -> None:
-        """`windows`: in tokens, of layers that have one."""
-        self.num_blocks = num_blocks
+        """A pool of free blocks.
+
+        Args:
+            num_blocks: companions included.
+            block_size: in tokens.
+            prefix_cache: whether content is found again.
+            bump_generations: voids tickets.
+            windows: in tokens, of layers that have one.
+            companions: of each block, kept up to date here; None: blocks have none.
+        """
+        self._width = 1 if companions is None else 1 + companions.shape[1]
+        self.num_blocks = num_blocks // self._width  # with companions
         self.block_size = block_size
         self._prefix_cache = prefix_cache
         self._bump_generations = bump_generations
@@ -76,6 +94,8 @@ class BlockPool:
         self._hash_of: dict[int, bytes] = {}  # block id |-> hash
         self._windows = (min(windows), max(windows)) if windows else None
         self._lacking: set[int] = set()
+        self.companions = companions
+        self._companions = None if companions is None else WindowBlocks(companions)
         self._release_listeners: list[Callable[[], None]] = []
         # High-water mark: exactly the first `_num_used` blocks have ever been allocated, because
         # used blocks are on top of the stack.
@@ -122,37 +142,63 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Number of blocks that can be allocated, including evictable cached ones."""
-        return len(self._uncached) + len(self._cached)
+        if self._companions is None:
+            return len(self._uncached) + len(self._cached)
+        return self._num_free_single // self._width
 
     @property
     def num_cached(self) -> int:
         """Number of free blocks that hold a reusable prefix."""
-        return len(self._cached)
+        if self._companions is None:
+            return len(self._cached)
+        return (self._num_free_single - len(self._uncached)) // self._width
 
-    def allocate(self, num_blocks: int) -> list[int]:
+    @property
+    def _num_free_single(self) -> int:
+        """Free blocks, companions or not."""
+        spare = 0 if self._companions is None else self._companions.num_spare
+        num_whole = len(self._cached) if self._companions is None else self._companions.num_whole
+        return len(self._uncached) + num_whole + spare
+
+    def allocate(self, num_blocks: int, num_bare: int = 0) -> list[int]:
         """Allocate blocks with one reference each and undefined content.
+
+        The first `num_bare` have no companions: the windows of their owner have passed them.
 
         Raises:
             OutOfBlocks: fewer blocks are free; none was allocated.
         """
-        if num_blocks > self.num_free:
+        if self.num_free_after_taking((), num_blocks, num_bare) < 0:
             raise OutOfBlocks(f"{num_blocks} blocks wanted, {self.num_free} are free")
         taken = [self._take_free() for _ in range(num_blocks)]
         for block_id in taken:
             self._references[block_id] = 1
-        if self.num_blocks - len(self._uncached) > self._num_used:
-            self._num_used = self.num_blocks - len(self._uncached)
-            self._tell_used(self._num_used)
+        if self._companions is not None:
+            for block_id in taken[num_bare:]:
+                self._companions.give(block_id, [self._take_free() for _ in range(self._width - 1)])
+            self._companions.none_for(taken[:num_bare])
+            self._lacking.update(taken[:num_bare])
+        num_used = len(self._references) - len(self._uncached)
+        if num_used > self._num_used:
+            self._num_used = num_used
+            self._tell_used(num_used)
         return taken
 
-    def retain(self, block_ids: Sequence[int]) -> None:
-        """Add a reference to each of these referenced blocks, so they outlive their owner."""
+    def retain(self, block_ids: Sequence[int], num_bare: int = 0) -> None:
+        """Add a reference to each of these referenced blocks, so they outlive their owner.
+
+        To companions as well, of those that have some, but for the first `num_bare` blocks.
+        """
         for block_id in block_ids:
             assert self._references[block_id] > 0, f"block {block_id} is free"
             self._references[block_id] += 1
+        if self._companions is not None:
+            self._retain_companions(block_ids[num_bare:])
 
-    def release(self, block_ids: Sequence[int]) -> None:
+    def release(self, block_ids: Sequence[int], num_bare: int = 0) -> None:
         """Drop one reference of each block; free the blocks that have none left.
+
+        Of companions as well, but for the first `num_bare` blocks: their owner has none of these.
 
         Blocks are freed in reverse order, so that the last ones are evicted first: the later blocks
         of a hash chain are useless without the earlier ones.
@@ -163,9 +209,11 @@ class BlockPool:
             self._references[block_id] -= 1
             if self._references[block_id] == 0:
                 freed.append(block_id)
-        if not freed:
+        is_passed = self._companions is not None and self._drop_companions(block_ids[num_bare:])
+        if not freed and not is_passed:
             return
-        self._bump_generations(freed)
+        if freed:
+            self._bump_generations(freed)
         for block_id in freed:
             block_hash = self._hash_of.get(block_id)
             if block_hash is None:
@@ -173,11 +221,30 @@ class BlockPool:
                 self._uncached.append(block_id)
                 continue
             self._cached[block_id] = None
+            if self._companions is not None:
+                self._cached.move_to_end(block_id)  # it is there already if its companions were
+                self._companions.num_whole += 1
             if block_id not in self._lacking:
                 for observer in self._observers:
                     observer.freed(block_hash)
         for listener in self._release_listeners:
             listener()
+
+    def pass_windows(self, block_ids: Sequence[int]) -> None:
+        """Drop one reference of the companions of each block: an owner's windows have passed it."""
+        if self._companions is not None and self._drop_companions(block_ids):
+            for listener in self._release_listeners:
+                listener()
+
+    def num_passed(self, num_tokens: int) -> int:
+        """Return how many leading blocks no window reaches any more behind so many tokens.
+
+        What follows them may end in a border of blocks that is before the end. 0 where windows
+        give nothing back.
+        """
+        if self._companions is None or self._windows is None:
+            return 0
+        return need.window_block(num_tokens, self._windows[1], self.block_size)
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
         """Add a full, referenced block to the prefix cache, unless its hash is there already.
@@ -240,28 +307,55 @@ class BlockPool:
         matched = self.match_prefix(hashes)
         for block_id in matched:
             if self._references[block_id] == 0:
-                del self._cached[block_id]
+                self._take_cached(block_id)
             self._references[block_id] += 1
+        if self._companions is not None:
+            self._retain_companions(matched)
         return matched
 
-    def num_free_after_taking(self, matched: Sequence[int]) -> int:
-        """Return how many blocks would stay free if these matched blocks were taken."""
-        return self.num_free - sum(1 for block_id in matched if self._references[block_id] == 0)
+    def num_free_after_taking(
+        self, matched: Sequence[int], num_new: int = 0, num_bare: int = 0
+    ) -> int:
+        """Return how many blocks would stay free if these matched blocks were taken.
+
+        And if `num_new` others were allocated, of which the first `num_bare` without companions.
+        Negative: there are too few.
+        """
+        num_taken = sum(1 for block_id in matched if self._references[block_id] == 0)
+        if self._companions is None:
+            return self.num_free - num_taken - num_new
+        num_spare = sum(map(self._companions.are_spare, matched))
+        num_taken += num_new + (num_spare + num_new - num_bare) * (self._width - 1)
+        return (self._num_free_single - num_taken) // self._width
 
     def num_sole(self, block_ids: Sequence[int]) -> int:
         """Return how many blocks `release(block_ids)` would free; ids may occur several times."""
         counts = Counter(block_ids)
-        return sum(1 for block_id, n in counts.items() if self._references[block_id] == n)
+        sole = [block_id for block_id, n in counts.items() if self._references[block_id] == n]
+        if self._companions is None:
+            return len(sole)
+        num_held = sum(map(self._companions.are_held, sole))
+        return (len(sole) + num_held * (self._width - 1)) // self._width
 
     def check_integrity(self) -> None:
         """Assert that every block is in exactly one state and that the two cache maps agree."""
-        uncached, cached = set(self._uncached), set(self._cached)
+        uncached = set(self._uncached)
+        cached = {b for b in self._cached if self._references[b] == 0}
         referenced = {b for b, count in enumerate(self._references) if count > 0}
+        companions: set[int] = set()
+        if self._companions is not None:
+            companions = self._companions.check([*referenced, *cached], self._cached)
+            assert self._companions.num_whole == len(cached)
+            bare = {b for b in (*referenced, *cached) if not self._companions.are_there(b)}
+            assert bare <= self._lacking, "a block without companions lacks nothing"
+        else:
+            assert len(cached) == len(self._cached), "a cached block is referenced"
         assert len(uncached) == len(self._uncached), "a block is on the free list twice"
         assert not uncached & self._lacking, "a block without content lacks something"
-        states = [uncached, cached, referenced]
-        assert sum(map(len, states)) == self.num_blocks, "a block is in two states, or in none"
-        assert set().union(*states) == set(range(self.num_blocks)), "a block was lost"
+        states = [uncached, cached, referenced, companions]
+        num_all = len(self._references)
+        assert sum(map(len, states)) == num_all, "a block is in two states, or in none"
+        assert set().union(*states) == set(range(num_all)), "a block was lost"
         assert min(self._references, default=0) >= 0
         assert {h: b for b, h in self._hash_of.items()} == self._block_of
         assert cached <= set(self._hash_of), "a cached block has no hash"
@@ -271,6 +365,12 @@ class BlockPool:
         if self._uncached:
             return self._uncached.pop()
         block_id, _ = self._cached.popitem(last=False)
+        if self._companions is not None:
+            self._uncached += self._companions.evict(block_id)
+            if self._references[block_id] > 0:
+                self._lack(block_id)
+                return self._uncached.pop()
+            self._companions.num_whole -= 1
         block_hash = self._hash_of.pop(block_id)
         del self._block_of[block_hash]
         self.cache_version += 1
@@ -285,9 +385,45 @@ class BlockPool:
         """Take a block that lacks something out of the prefix cache."""
         del self._block_of[self._hash_of.pop(block_id)]
         if self._references[block_id] == 0:
-            del self._cached[block_id]
+            self._take_cached(block_id)
             self._lacking.discard(block_id)
             self._uncached.append(block_id)
+
+    def _take_cached(self, block_id: int) -> None:
+        """Take an unreferenced block, but not its companions, from those that may be evicted."""
+        if self._companions is None:
+            del self._cached[block_id]
+            return
+        self._companions.num_whole -= 1
+        if not self._companions.are_spare(block_id):
+            del self._cached[block_id]
+
+    def _retain_companions(self, block_ids: Sequence[int]) -> None:
+        assert self._companions is not None
+        for block_id in block_ids:
+            if self._companions.retain(block_id):
+                del self._cached[block_id]
+
+    def _drop_companions(self, block_ids: Sequence[int]) -> bool:
+        """Drop a reference of each one's companions; whether some are free now."""
+        assert self._companions is not None
+        dropped = [b for b in block_ids if self._companions.drop(b)]
+        for block_id in reversed(dropped):
+            self._bump_generations(self._companions.of(block_id))
+            if block_id in self._hash_of and block_id not in self._lacking:
+                self._companions.num_spare += self._width - 1
+                self._cached[block_id] = None
+            else:
+                self._uncached += self._companions.take(block_id)
+                self._lacking.add(block_id)
+        return len(dropped) > 0
+
+    def _lack(self, block_id: int) -> None:
+        """Note that a block of the prefix cache has lost its companions."""
+        self._lacking.add(block_id)
+        self.cache_version += 1
+        for observer in self._observers:
+            observer.evicted(self._hash_of[block_id])
 
     def _usable(self, matched: list[int]) -> list[int]:
         """The longest prefix of these blocks of which the windows behind it see everything."""

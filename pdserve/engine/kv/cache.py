@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pdserve.kv import KvDtype, KvLayout
+from pdserve.kv.companions import made_up
 
 TORCH_DTYPES: Final[dict[KvDtype, torch.dtype]] = {
     KvDtype.FLOAT32: torch.float32,
@@ -31,7 +32,10 @@ class DeviceBuffer(Protocol):
 
 
 class KvCache:
-    """The memory of one node's KV pool. The block pool tracks which request owns which block."""
+    """The memory of one node's KV pool. The block pool tracks which request owns which block.
+
+    Its `companions` are those of the block pool, once there is one.
+    """
 
     def __init__(
         self,
@@ -44,7 +48,7 @@ class KvCache:
 
         Args:
             layout: layout of one block.
-            num_blocks: number of blocks.
+            num_blocks: number of blocks, companions included.
             device: where the pool is.
             buffer: writable memory of this device, of at least num_blocks * layout.block_bytes
                 bytes. It is used in place, neither copied nor cleared, and kept alive.
@@ -54,6 +58,7 @@ class KvCache:
         """
         self.layout = layout
         self.num_blocks = num_blocks
+        self.companions = made_up(num_blocks, layout.num_companions)
         shape = (num_blocks, *layout.block_shape)
         dtype = TORCH_DTYPES[layout.dtype]
         self.pool: Tensor  # [num_blocks, *layout.block_shape]

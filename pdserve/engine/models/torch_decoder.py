@@ -132,6 +132,11 @@ class TorchDecoder:
         scale, cap = self.config.attention_scale, self.config.arithmetic.attention_cap
         angles = self._ropes.angles(batch.positions, hidden.dtype)
         taps, latent = batch.taps, self.config.latent
+        places = [(0, index) for index in range(len(self._weights.layers))]
+        attention = [batch.attention]
+        if batch.spread is not None:
+            places = batch.spread.places.tolist()
+            attention = batch.spread.batches(batch.attention, kv_pool.shape[4])
         for index, plain in enumerate(self._weights.layers):
             layer = adapted.layer(index, plain)
             if taps is not None:
@@ -142,9 +147,11 @@ class TorchDecoder:
                 query, key, value = self._heads(layer, taken, own_angles)
             else:
                 query, key, value = self._latent(layer, taken, own_angles, latent)
-            self._attention.write_kv(kv_pool, index, key, value, batch.attention)
-            kv = LayerKv(kv_pool, index, scale, self._windows[index], cap, layer.norms.get("sinks"))
-            attended = self._attention.attend(query, kv, batch.attention)
+            which, place = places[index]
+            self._attention.write_kv(kv_pool, place, key, value, attention[which])
+            sinks = layer.norms.get("sinks")
+            kv = LayerKv(kv_pool, place, scale, self._windows[index], cap, sinks)
+            attended = self._attention.attend(query, kv, attention[which])
             if latent is not None:
                 attended = _of_heads(layer.heads["value"], attended[:, :, : latent.rank])
             made = layer.mixer["attention_out"](attended.flatten(1))

@@ -172,7 +172,7 @@ class NativeDecoder:
     ) -> Tensor | None:
         logits = self._logits_of(len(batch.sampled_rows))
         ends, done = ([], None) if progress is None else (list(progress.ends), progress.done)
-        states, taps = batch.states, batch.taps
+        states, taps, spread = batch.states, batch.taps, batch.spread
         self._decoder.logits(
             batch.token_ids,
             batch.positions,
@@ -189,5 +189,7 @@ class NativeDecoder:
             taps=None if taps is None else taps.layers,
             taps_out=None if taps is None else taps.out,
             adapters=list(batch.adapters),
+            companions=None if spread is None else spread.companions,
+            places=None if spread is None else spread.places,
         )
         return logits if len(batch.sampled_rows) else None

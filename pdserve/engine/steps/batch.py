@@ -34,6 +34,28 @@ class Taps:
     out: Tensor  # [num_sampled, num_taps, hidden_size] float32, written by the decoder
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a pool has layers in several blocks (`pdserve/kv/companions.py`). On the host."""
+
+    companions: Tensor  # [num_blocks, num_companions] int32, of the blocks in block tables
+    places: Tensor  # [num_layers, 2] int32: which block has a layer (0: the first), where in it
+
+    def batches(self, first: AttentionBatch, block_size: int) -> list[AttentionBatch]:
+        """Return the metadata of each block's layers, given that of the first blocks'.
+
+        Block 0 stands for companions that have been given back, which nobody reads.
+        """
+        offsets = first.slot_mapping % block_size
+        written = torch.div(first.slot_mapping, block_size, rounding_mode="floor")
+        found = [first]
+        for kind in self.companions.clamp(min=0).unbind(1):
+            slots = kind[written].long() * block_size + offsets
+            tables = kind[first.block_tables.long()]
+            found.append(replace(first, block_tables=tables, slot_mapping=slots))
+        return found
+
+
 @dataclass(slots=True, eq=False)
 class Cargo:
     """Tensors of the host that the rest of the step needs on the device: they go with the batch.
@@ -59,6 +81,7 @@ class Batch:
     adapters: tuple[str, ...] = ()
     states: WantedStates | None = None  # final states that are needed as well
     taps: Taps | None = None  # of decoders that compute all layers
+    spread: Spread | None = None  # None: all layers of a token are in one block
     cargo: Cargo | None = None  # what else goes to the device
     sampled_before: Tensor | None = (
         None  # int32 on the device: by the step before, launched as well

@@ -11,7 +11,8 @@ from pdserve.engine.plan.sizes import weight_bytes
 from pdserve.engine.ranks.shard import Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import LargestStep
-from pdserve.kv import KvDtype
+from pdserve.kv import KvDtype, KvLayout
+from pdserve.kv.companions import windows_worth_it
 from pdserve.kv.savings import savings
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes
 from pdserve.shared.errors import ConfigError
@@ -39,6 +40,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int
     num_paged: int  # requests of the given context, each in blocks as it needs them
     num_preallocated: int  # if each had room for the longest context from its start on
+    held_on_cpus: float  # share of such a request's KV that a node on CPUs holds on to: windows
+    # have passed the rest
     draft_kv_bytes: int = 0  # of kv_bytes, that drafts have on CPUs
     draft_tokens: int = 0  # for which these have room
     kv_format: str  # advice on it, for as many requests as the largest step takes
@@ -96,5 +99,13 @@ def capacity(
         num_tokens=largest.tokens_in(num_blocks),
         num_paged=num_paged,
         num_preallocated=num_blocks // largest.blocks_for(longest),
+        held_on_cpus=_held(model, layout, context, longest),
         kv_format=savings(largest, weights, min(worst.num_requests, num_paged), context),
     )
+
+
+def _held(model: ModelConfig, layout: KvLayout, context: int, longest: int) -> float:
+    windows = windows_worth_it(model.sliding_windows, longest)
+    giving = msgspec.structs.replace(layout, windows=windows)
+    held_bytes = giving.blocks_held(context) * giving.block_bytes
+    return held_bytes / (layout.blocks_for(context) * layout.block_bytes)

@@ -162,7 +162,8 @@ def make_tier(
     """
     if blocks is None:
         return None
-    return NodeTier(pool, HostTier(blocks.num_blocks, slot_copies(blocks, memory), hosts))
+    copies = slot_copies(blocks, memory)
+    return NodeTier(pool, HostTier(blocks.num_blocks, copies, hosts, pool.companions))
 
 
 def slot_copies(blocks: TierBlocks, memory: KvPool) -> list[TierCopies]:

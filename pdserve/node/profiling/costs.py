@@ -58,7 +58,7 @@ def step_limits(engine: EngineConfig, model: NodeModel) -> StepLimits:
         token_budget=engine.token_budget,
         max_batch_size=engine.max_batch_size,
         max_model_len=model.max_model_len,
-        num_blocks=model.num_blocks,
+        num_blocks=model.num_whole_blocks,
         block_size=model.layout.block_size,
         vocab_size=model.config.vocab_size,
     )

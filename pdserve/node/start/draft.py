@@ -172,7 +172,12 @@ def load_draft(
         costs = _scaled(GUESS, sizes[0] / sizes[1])
     return DraftModel(
         runner=runner,
-        pool=BlockPool(draft.num_blocks, draft.layout.block_size, prefix_cache=False),
+        pool=BlockPool(
+            draft.num_blocks,
+            draft.layout.block_size,
+            prefix_cache=False,
+            companions=runner.kv_cache.companions,
+        ),
         block_bytes=draft.layout.block_bytes,
         perf=PerfModel(costs),
         vocab_size=min(model.config.vocab_size, draft.config.vocab_size),

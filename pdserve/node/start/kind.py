@@ -39,7 +39,7 @@ def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
             is_latent=layout.is_latent,
         ),
         limits=NodeLimits(
-            num_blocks=model.num_blocks,
+            num_blocks=model.num_whole_blocks,
             token_budget=engine.token_budget,
             max_batch_size=engine.max_batch_size,
             max_model_len=model.max_model_len,

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from msgspec import structs
 from numpy.typing import NDArray
 
 from pdserve import _native
@@ -38,6 +39,7 @@ from pdserve.engine.weights.load import load_decoder
 from pdserve.engine.weights.packing import multiplied_as, packing
 from pdserve.grammar import load_vocabulary
 from pdserve.kv import KvLayout
+from pdserve.kv.companions import windows_worth_it
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.end_tokens import described, end_tokens
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes
@@ -78,6 +80,11 @@ class NodeModel:
     def has_device_ranks(self) -> bool:
         """Whether each rank has a device, and KV, of its own; ranks on CPUs share one pool."""
         return self.kernels is None and not self.share.is_alone
+
+    @property
+    def num_whole_blocks(self) -> int:
+        """Of the pool's blocks, how many there are with companions."""
+        return self.layout.whole_blocks(self.num_blocks)
 
     @property
     def rank_layouts(self) -> list[KvLayout]:
@@ -160,13 +167,16 @@ def plan_model(config: NodeConfig) -> NodeModel:
         parts = layout.parts(share.parallelism.tensor, share.parallelism.pipeline)
         most_bytes = len(parts) * max(part.block_bytes for part in parts)
         budget_bytes = budget_bytes * layout.block_bytes // most_bytes
+    if device.type == "cpu" and share.is_alone:
+        windows = windows_worth_it(model.sliding_windows, max_model_len)
+        layout = structs.replace(layout, windows=windows)
     num_blocks = layout.blocks_in_budget(budget_bytes, max_model_len)
     log.info(
         "KV pool: %s; %d blocks in %d MiB = room for %d tokens; max_model_len %d",
         layout.describe(),
         num_blocks,
         budget_bytes >> 20,
-        layout.tokens_in(num_blocks),
+        layout.tokens_in(layout.whole_blocks(num_blocks)),
         max_model_len,
     )
     plan = _plan(checkpoint, model, sizes.form, device)

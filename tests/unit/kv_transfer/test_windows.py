@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from kv_transfer.exporter import Exporter, TicketRules
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.puller import Puller
-from pdserve.kv import need
-from pdserve.shared.errors import CorruptTransfer
+from kv_transfer.transports.catalog import KINDS
+from pdserve.kv import KvLayout, need
+from pdserve.kv.companions import NONE, Companions
+from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import CorruptTransfer, StaleTicket
 from tests.unit.kv_transfer.pairs import SMALL, make_exporter, make_pool, tokens_of
 
 LAYOUT = replace(SMALL, num_layers=6)
@@ -47,6 +52,95 @@ async def test_a_handoff_moves_the_tails_of_layers_with_windows(block_size: int)
         with pytest.raises(CorruptTransfer) if is_found else nullcontext():
             await puller.pull(link, ticket, own, 0, 10, num_tokens=NUM_TOKENS)
         rows[layer, 1, 1, token % 4, 3] ^= 1
+    await link.close()
+    await puller.close()
+    await exporter.close()
+
+
+CUT = replace(LAYOUT, windows=(8, 8, 8, 8, 8, 0))  # one layer a block: each has five companions
+
+
+def companions_of(table: list[int], num_blocks: int, first_kept: int = 0) -> Companions:
+    """Distinct ones for each block from an index of the table on; none for the others."""
+    found = np.full((num_blocks, 5), NONE, dtype=np.int32)
+    spare = (block for block in range(num_blocks) if block not in table)
+    for block in table[first_kept:]:
+        found[block] = [next(spare) for _ in range(5)]
+    return found
+
+
+def rows_of(pool: Any, layout: KvLayout, companions: Companions | None, table: list[int]) -> Any:
+    """[num_layers, tokens, ...] as `tokens_of`, layer by layer from wherever it is."""
+    found = []
+    for layer, place in enumerate(layout.places):
+        one = replace(layout, num_layers=layout.block_layers, windows=())
+        blocks = table
+        if place.block:
+            assert companions is not None
+            blocks = [max(0, int(companions[block, place.block - 1])) for block in table]
+        index = place.layer if layout.num_companions else layer
+        found.append(tokens_of(pool, one, blocks, 0, NUM_TOKENS)[:, index])
+    return np.stack(found)
+
+
+def spoil(pool: Any, layout: KvLayout, companions: Companions, block: int, layer: int) -> None:
+    """Change a byte of a layer, or change it back."""
+    which, index = layout.places[layer]
+    number = block if which == 0 else int(companions[block, which - 1])
+    pool.data[number, index * layout.layer_bytes] ^= 1
+
+
+@pytest.mark.parametrize("with_checksums", [False, True])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize(("ours", "theirs"), [(CUT, CUT), (CUT, LAYOUT), (LAYOUT, CUT)])
+@pytest.mark.parametrize("block_size", [4, 8])
+async def test_pools_that_give_back_and_pools_that_keep_all_read_each_other(
+    transport: str, ours: KvLayout, theirs: KvLayout, block_size: int, with_checksums: bool
+) -> None:
+    ours = replace(ours, block_size=block_size)
+    first = need.window_block(NUM_TOKENS, 8, block_size)
+    table = list(range(3, 3 + need.blocks_for(NUM_TOKENS, 4)))
+    own = list(range(1, 1 + need.blocks_for(NUM_TOKENS, block_size)))
+    source, destination = make_pool(theirs, 120, seed=1), make_pool(ours, 120)
+    given = companions_of(table, 120, need.window_block(NUM_TOKENS, 8, 4))
+    taken = companions_of(own, 120, first)
+    kinds = [kind for kind in KINDS if kind.name == transport]
+    identity = KvIdentity("a-model", "main", theirs, windows=WINDOWS)
+    exporter = Exporter(
+        "prefill-0", "1", identity, source, ManualClock(), kinds,
+        companions=given if theirs.num_companions else None,
+        tickets=TicketRules(with_checksums=with_checksums),
+    )  # fmt: skip
+    puller = Puller(
+        destination,
+        KvIdentity("a-model", "main", ours, windows=WINDOWS),
+        host_id(),
+        kinds,
+        companions=taken if ours.num_companions else None,
+    )
+    await exporter.start("127.0.0.1")
+    link = await puller.connect(exporter.welcome(), 10)
+    ticket = exporter.issue("r", 0, NUM_TOKENS, table)
+    await puller.pull(link, ticket, own, 0, 10, num_tokens=NUM_TOKENS)
+    assert puller.statistics.corrupt == 0
+    sent = rows_of(source, theirs, given, table)
+    found = rows_of(destination, ours, taken, own)
+    begin = max(first * block_size, need.window_block(NUM_TOKENS, 8, 4) * 4)
+    assert begin <= NUM_TOKENS - 7
+    assert (found[5] == sent[5]).all()
+    assert (found[:5, begin:] == sent[:5, begin:]).all()
+    if with_checksums:  # a byte of a layer with a window, or of one without, is not as it was
+        for layer in (5, 0):
+            spoil(source, theirs, given, table[-2], layer)
+            with pytest.raises(CorruptTransfer):
+                await puller.pull(link, ticket, own, 0, 10, num_tokens=NUM_TOKENS)
+            spoil(source, theirs, given, table[-2], layer)
+    if theirs.num_companions:
+        with pytest.raises(StaleTicket, match="given back"):
+            await puller.pull(link, ticket, own, 0, 10)
+        source.bump([int(given[table[-1], 0])])
+        with pytest.raises(StaleTicket):
+            await puller.pull(link, ticket, own, 0, 10, num_tokens=NUM_TOKENS)
     await link.close()
     await puller.close()
     await exporter.close()

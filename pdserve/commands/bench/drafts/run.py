@@ -58,7 +58,8 @@ def _measure(config: DraftsBenchConfig) -> list[DraftsRow]:
     plays, rows = config.shape in SHAPES, []
     for name in config.texts:
         for batch in config.batches:
-            pool = BlockPool(model.num_blocks, model.layout.block_size)
+            companions = runner.kv_cache.companions
+            pool = BlockPool(model.num_blocks, model.layout.block_size, companions=companions)
             count = _TEXTS_A_BATCH * max(batch, config.rounds // _TEXTS_A_BATCH)
             texts = make_texts(name, encode, num_ids, count, config.tokens)
             most_rows = node.engine.max_batch_size
