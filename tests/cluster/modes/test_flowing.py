@@ -61,8 +61,8 @@ async def test_tokens_are_those_of_transformers(client: Client, tiny_checkpoint:
         assert output.tokens == reference.greedy(make_prompt(length), NUM_OUTPUT), length
 
 
-def simulated() -> dict[str, str]:
-    """Which node decodes each of two streams, one after the other, by the simulator."""
+def simulated(name: str) -> str:
+    """Which node decodes the first stream of a class, by the simulator."""
     events, nodes = Events(), dict[str, str]()
 
     class Watched(Cluster):
@@ -76,13 +76,10 @@ def simulated() -> dict[str, str]:
     cluster = Watched(
         events, [Node(n, r, ONE_CORE_25M, events, PolicyConfig()) for n, r in roles.items()]
     )
-    slos = {"tight": Slo(name="tight", tpot_s=0.00001), "loose": Slo(name="loose")}
-    calls = [  # token 0 would end them
-        Call(name, at_s, Prompt([number] * 100), 1000, slos[name], kind=name)
-        for number, (name, at_s) in enumerate((("tight", 0.0), ("loose", 1.0)), start=1)
-    ]
-    cluster.run(Coordinator(cluster, "flowing"), calls, lambda _: None)
-    return nodes
+    slo = Slo(name=name, tpot_s=0.00001)
+    call = Call(name, 0.0, Prompt([1] * 100), 1000, slo, kind=name)  # token 0 would end it
+    cluster.run(Coordinator(cluster, "flowing"), [call], lambda _: None)
+    return nodes[name]
 
 
 async def test_streams_outlive_the_decode_node_and_those_at_risk_flow_to_the_next_one(
@@ -93,11 +90,12 @@ async def test_streams_outlive_the_decode_node_and_those_at_risk_flow_to_the_nex
     for name in ("tight", "loose"):
         streams[name] = Follower(client, prompts[name], STREAMED, slo_class=name)
         await streams[name].reached(3)
-    nodes = {name: stream.output.decode_node for name, stream in streams.items()}
-    assert nodes == simulated(), "the real nodes and the simulated ones are given the same"
+    # Where the loose one begins is nothing to rely on: to a tiny model, both nodes are as good.
+    assert streams["tight"].output.decode_node == simulated("tight") == "decode-0"
     await fleet.kill_node("decode-0")
     await fleet.wait_for("prefill-0", lambda gauges: gauges["running_requests"] == 2)
     await fleet.start_node("decode-0")
+    await fleet.wait_back()
     await fleet.wait_for("decode-0", lambda gauges: gauges["running_requests"] == 1)
     await fleet.wait_for("prefill-0", lambda gauges: gauges["running_requests"] == 1)
     reference = Reference(tiny_checkpoint)
