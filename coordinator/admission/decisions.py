@@ -12,7 +12,7 @@ Reason: TypeAlias = Literal["ttft", "tpot", "inflight", "waiting"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
-class Predicted(Protocol):
+class PredictedTimes(Protocol):
     """Predictions for a request on the nodes it would run on; times in seconds, 0 = unknown."""
 
     @property

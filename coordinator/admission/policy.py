@@ -4,7 +4,7 @@ A request that would miss its class's TTFT or TPOT is refused before any work is
 refusing it after the prefill would waste the prefill, and its work would make other requests late.
 The decision is based on the load predicted for the time when the request reaches each pool, not on
 the current load, which lags by one prefill and makes the two pools oscillate against each other
-(Mooncake, FAST'25, section 6). The predictions come from the router (`Predicted`).
+(Mooncake, FAST'25, section 6). The predictions come from the router (`PredictedTimes`).
 
 After a refusal, a class is admitted again only when a tenth of its slack (`slack.py`) is free, so
 that admission does not flap. Retry-After is the predicted time until then: until the queue is short
@@ -30,7 +30,7 @@ from coordinator.admission.decisions import (
     REASONS,
     Admit,
     Decision,
-    Predicted,
+    PredictedTimes,
     Reason,
     Refuse,
     Wait,
@@ -57,7 +57,7 @@ class _Running:
     """A request that has been dispatched."""
 
     slo: Slo
-    predicted: Predicted
+    predicted: PredictedTimes
     at_s: float
     first_token_s: float | None = None
     was_interrupted: bool = False  # its times say nothing of what was predicted
@@ -108,7 +108,7 @@ class Admission(Generic[T]):
     def decide(
         self,
         slo: Slo,
-        predicted: Predicted,
+        predicted: PredictedTimes,
         now_s: float,
         tpot_within_s: Callable[[float], float | None] = lambda tpot_s: None,
         num_answers: int = 1,
@@ -142,7 +142,7 @@ class Admission(Generic[T]):
         return unpromised
 
     def reconsider(
-        self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int = 1
+        self, slo: Slo, predicted: PredictedTimes, now_s: float, num_answers: int = 1
     ) -> Admit | Wait:
         """Decide again about the head of the line."""
         if self._has_spare(slo, predicted, now_s, num_answers):
@@ -167,7 +167,9 @@ class Admission(Generic[T]):
 
     # ---- progress of requests ------------------------------------------------------------------
 
-    def dispatched(self, request_id: str, slo: Slo, predicted: Predicted, now_s: float) -> None:
+    def dispatched(
+        self, request_id: str, slo: Slo, predicted: PredictedTimes, now_s: float
+    ) -> None:
         """Record that a request, admitted with this `slo`, is being sent to its nodes."""
         self._in_flight.add([request_id], slo.tenant)
         self._running[request_id] = _Running(slo, predicted, now_s)
@@ -219,7 +221,7 @@ class Admission(Generic[T]):
     def _decide(
         self,
         slo: Slo,
-        predicted: Predicted,
+        predicted: PredictedTimes,
         now_s: float,
         tpot_within_s: Callable[[float], float | None],
         num_answers: int,
@@ -245,7 +247,7 @@ class Admission(Generic[T]):
     def _by_promise(
         self,
         slo: Slo,
-        predicted: Predicted,
+        predicted: PredictedTimes,
         now_s: float,
         tpot_within_s: Callable[[float], float | None],
     ) -> Decision:
@@ -266,7 +268,9 @@ class Admission(Generic[T]):
         self._refusing -= {(slo.name, slo.tenant, reason) for reason in REASONS}
         return Admit(slo)
 
-    def _by_line(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> Decision:
+    def _by_line(
+        self, slo: Slo, predicted: PredictedTimes, now_s: float, num_answers: int
+    ) -> Decision:
         unpromised = without_promise(slo, self._lowest_priority)
         if len(self.line) == 0 and self._has_spare(slo, predicted, now_s, num_answers):
             return Admit(unpromised)
@@ -297,7 +301,9 @@ class Admission(Generic[T]):
             UNFORESEEN_S if retry_after_s is None else retry_after_s,
         )
 
-    def _has_spare(self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int) -> bool:
+    def _has_spare(
+        self, slo: Slo, predicted: PredictedTimes, now_s: float, num_answers: int
+    ) -> bool:
         """Return whether a request without a promise leaves those with one enough of theirs."""
         if not self._in_flight.has_place(num_answers, slo.tenant):
             return False

@@ -16,7 +16,7 @@ from math import inf
 
 from msgspec import structs
 
-from coordinator.admission.decisions import Predicted, Reason
+from coordinator.admission.decisions import PredictedTimes, Reason
 from coordinator.generation import GenerationRequest
 from pdserve.protocol import Slo
 
@@ -28,7 +28,7 @@ def has_promise(slo: Slo) -> bool:
     return bool(slo.ttft_s or slo.tpot_s)
 
 
-def is_possible(slo: Slo, predicted: Predicted) -> bool:
+def is_possible(slo: Slo, predicted: PredictedTimes) -> bool:
     """Return whether there is a promise, and idle nodes could keep all of it."""
     keeps_ttft = not slo.ttft_s or slo.ttft_s > predicted.idle_ttft_s
     keeps_tpot = not slo.tpot_s or slo.tpot_s > predicted.idle_tpot_s
@@ -119,13 +119,13 @@ class ClassSlack:
         self.ttft_margin = Margin()
         self.tpot_margin = Margin(HIGHEST_TPOT_MARGIN)
 
-    def ttft(self, promised_s: float, predicted: Predicted) -> Slack:
+    def ttft(self, promised_s: float, predicted: PredictedTimes) -> Slack:
         """Return the slack of a promised TTFT; infinite means no promise."""
         idle_s = predicted.idle_ttft_s
         used_s = self.ttft_margin.factor * max(0.0, predicted.ttft_s - idle_s)
         return Slack("ttft", promised_s, idle_s, used_s, max(0.0, promised_s - idle_s))
 
-    def tpot(self, promised_s: float, predicted: Predicted) -> Slack:
+    def tpot(self, promised_s: float, predicted: PredictedTimes) -> Slack:
         """Return the slack of a TPOT promised to the request or to others in its batch.
 
         Infinite means no promise.
@@ -134,15 +134,15 @@ class ClassSlack:
         used_s = self.tpot_margin.factor * max(0.0, predicted.tpot_s - idle_s)
         return Slack("tpot", promised_s, idle_s, used_s, max(0.0, promised_s - idle_s))
 
-    def queue_s(self, predicted: Predicted) -> float:
+    def queue_s(self, predicted: PredictedTimes) -> float:
         """Return the time that other requests add to the TTFT."""
         return self.ttft(inf, predicted).used_s
 
-    def learn_ttft(self, promised_s: float, predicted: Predicted, real_s: float) -> None:
+    def learn_ttft(self, promised_s: float, predicted: PredictedTimes, real_s: float) -> None:
         """Learn from a request with this prediction whose token 1 arrived after `real_s`."""
         _learn(self.ttft_margin, promised_s, predicted.ttft_s, predicted.idle_ttft_s, real_s)
 
-    def learn_tpot(self, promised_s: float, predicted: Predicted, real_s: float) -> None:
+    def learn_tpot(self, promised_s: float, predicted: PredictedTimes, real_s: float) -> None:
         """Learn from a request with this prediction whose TPOT was `real_s`."""
         _learn(self.tpot_margin, promised_s, predicted.tpot_s, predicted.idle_tpot_s, real_s)
 

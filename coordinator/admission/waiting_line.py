@@ -27,7 +27,7 @@ class _Turn(NamedTuple):
     payer: Payer
 
 
-class Turns:
+class LineTurns:
     """The payers that have waiting requests. A payer's rank changes only when it is charged.
 
     `FairShare` guarantees this for payers that are named as present whenever others are charged.
@@ -106,7 +106,7 @@ class WaitingLine(Generic[T]):
         self._places: dict[str, _Place[T]] = {}  # by id, oldest first: dicts keep the order
         self._queues: dict[tuple[int, str], dict[str, _Place[T]]] = {}  # by `_key`; never empty
         self._num_waiting: Counter[str] = Counter()  # by payer, over all priorities; never 0
-        self._turns: dict[int, Turns] = {}  # by priority, in order of last use
+        self._turns: dict[int, LineTurns] = {}  # by priority, in order of last use
         self._most_turns = FEW  # limit: clients can choose priorities
 
     def __len__(self) -> int:
@@ -204,10 +204,10 @@ class WaitingLine(Generic[T]):
         first = next(iter(places.values()), None)
         return 0.0 if first is None else (now_s - first.since_s) / len(places)
 
-    def _turns_of(self, payer: Payer) -> Turns:
+    def _turns_of(self, payer: Payer) -> LineTurns:
         turns = self._turns.pop(payer.priority, None)
-        if turns is None:  # not `or`: empty Turns are falsy
-            turns = Turns()
+        if turns is None:  # not `or`: empty LineTurns are falsy
+            turns = LineTurns()
         self._turns[payer.priority] = turns
         return turns
 

@@ -14,7 +14,7 @@ from coordinator.api.read.body import read_request
 from coordinator.api.server import callers
 from coordinator.jobs.keys import RUNNER
 from coordinator.jobs.objects import BatchList, BatchRequest, BatchShown, batch_shown
-from coordinator.jobs.runner import Runner
+from coordinator.jobs.runner import BatchRunner
 from coordinator.jobs.storage.batches import Batch, BatchDocument
 from coordinator.stateful.pages import whole_number
 from pdserve.shared.errors import InvalidRequest
@@ -91,5 +91,5 @@ async def _asked(request: web.Request) -> Batch:
     return await request.app[RUNNER].batches.get(request[TRACE].owner, batch_id, "batch")
 
 
-async def _shown(runner: Runner, batch: Batch) -> BatchShown:
+async def _shown(runner: BatchRunner, batch: Batch) -> BatchShown:
     return batch_shown(batch, await runner.batches.counts(batch))

@@ -20,7 +20,7 @@ from coordinator.api.context import ApiContext
 from coordinator.jobs.line_run import run_line
 from coordinator.jobs.lines import LineReader
 from coordinator.jobs.output import add_used, answered, shown
-from coordinator.jobs.places import Place, Places
+from coordinator.jobs.places import LinePlace, LinePlaces
 from coordinator.jobs.storage import tables
 from coordinator.jobs.storage.batches import (
     Batch,
@@ -56,7 +56,7 @@ class BatchRun:
         calls: Mapping[str, Endpoint],
         batches: Batches,
         files: Files,
-        places: Places,
+        places: LinePlaces,
         store_answers: Callable[[], Awaitable[object]],
     ) -> None:
         self.batch = batch
@@ -158,7 +158,7 @@ class BatchRun:
         while self._lines:
             await asyncio.wait(self._lines)
 
-    async def _answer(self, line: Line, place: Place) -> None:
+    async def _answer(self, line: Line, place: LinePlace) -> None:
         batch = self.batch
         endpoint = self._calls[batch.document.endpoint]
         try:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from coordinator.jobs.runner import Runner
+from coordinator.jobs.runner import BatchRunner
 
-RUNNER = web.AppKey("RUNNER", Runner)
+RUNNER = web.AppKey("RUNNER", BatchRunner)

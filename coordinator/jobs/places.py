@@ -14,7 +14,7 @@ PER_NODE = 8  # lines that have not begun, for each node: enough to fill a step 
 _FLIGHT_SHARE = 2  # at most one in so many of the calls in flight is a line
 
 
-class Places:
+class LinePlaces:
     """The places of one coordinator's lines."""
 
     def __init__(self) -> None:
@@ -37,14 +37,14 @@ class Places:
         self._owners = owners
         self._changed.set()
 
-    async def take(self, owner: str) -> Place:
+    async def take(self, owner: str) -> LinePlace:
         """Wait for a place of a tenant's."""
         while not self._has_place(owner):
             self._changed.clear()
             await self._changed.wait()
         self._beginning[owner] += 1
         self._running[owner] += 1
-        return Place(self, owner)
+        return LinePlace(self, owner)
 
     def begun(self, owner: str) -> None:
         """Note that a line has begun."""
@@ -66,10 +66,10 @@ class Places:
         )
 
 
-class Place:
+class LinePlace:
     """The place of one line."""
 
-    def __init__(self, places: Places, owner: str) -> None:
+    def __init__(self, places: LinePlaces, owner: str) -> None:
         self._places = places
         self._owner = owner
         self._has_begun = False

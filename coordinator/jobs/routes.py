@@ -14,7 +14,7 @@ from coordinator.jobs import batch_endpoints, file_endpoints, message_endpoints
 from coordinator.jobs.keys import RUNNER
 from coordinator.jobs.message_endpoints import BATCHES
 from coordinator.jobs.operations import OPERATIONS
-from coordinator.jobs.runner import BEAT_S, Runner
+from coordinator.jobs.runner import BEAT_S, BatchRunner
 from coordinator.jobs.storage.database import Database, PostgresDatabase, SqliteDatabase
 from coordinator.jobs.storage.tables import SCHEMA
 
@@ -57,7 +57,7 @@ def add_job_routes(
 ) -> None:
     """Add /v1/files and /v1/batches to the API, for all calls that it has by now."""
     calls = app[CALLS]
-    app[RUNNER] = Runner(database or open_jobs(None), app[CONTEXT], calls, beat_s=beat_s)
+    app[RUNNER] = BatchRunner(database or open_jobs(None), app[CONTEXT], calls, beat_s=beat_s)
     app.on_startup.append(_begin)
     app.on_cleanup.append(_close)
     add_routes(app, ROUTES, OPERATIONS)

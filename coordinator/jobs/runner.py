@@ -15,7 +15,7 @@ from time import time
 from coordinator.api.calls import Endpoint
 from coordinator.api.context import ApiContext
 from coordinator.jobs.batch_run import BatchRun
-from coordinator.jobs.places import Places
+from coordinator.jobs.places import LinePlaces
 from coordinator.jobs.storage.batches import Batch, Batches
 from coordinator.jobs.storage.database import Database
 from coordinator.jobs.storage.files import Files
@@ -30,7 +30,7 @@ KEPT_S = 30 * 86400  # for which batches are listed
 _CLEAN_BEATS = 60
 
 
-class Runner:
+class BatchRunner:
     """The batches of one coordinator."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Runner:
     ) -> None:
         self.batches = Batches(database)
         self.files = Files(database)
-        self.places = Places()
+        self.places = LinePlaces()
         self.has_batches = False
         self._database = database
         self._context = context

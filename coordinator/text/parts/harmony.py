@@ -14,7 +14,7 @@ import re
 from enum import Enum, auto
 from typing import Final
 
-from coordinator.text.parts.interface import SPACE, CallPiece, Parts, Tools, held_length
+from coordinator.text.parts.interface import SPACE, CallPiece, Parts, Tools, first_mark, held_length
 
 START, CHANNEL, MESSAGE, CONSTRAIN, END = (
     f"<|{mark}|>" for mark in ("start", "channel", "message", "constrain", "end")
@@ -100,15 +100,11 @@ class Harmony:
         """Take some of the rest; False if more text is needed."""
         if self._kind is None:
             return self._read_header()
-        found = [(at, mark) for mark in _ENDS if (at := self._rest.find(mark)) >= 0]
-        if not found:
-            held = max(held_length(self._rest, mark) for mark in _ENDS)
-            certain = len(self._rest) - held
-            self._add(self._rest[:certain], parts)
-            self._rest = self._rest[certain:]
-            return False
-        at, mark = min(found)
+        at, mark = first_mark(self._rest, _ENDS)
         self._add(self._rest[:at], parts)
+        if not mark:
+            self._rest = self._rest[at:]
+            return False
         self._end(parts)
         self._rest = self._rest[at if mark in _BEGINS else at + len(mark) :]
         return True

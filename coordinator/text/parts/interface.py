@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -116,3 +116,14 @@ def held_length(text: str, marker: str) -> int:
         if marker.startswith(text[len(text) - length :]):
             return length
     return 0
+
+
+def first_mark(text: str, marks: Sequence[str]) -> tuple[int, str]:
+    """Return where the first of the marks is in a text, and which it is.
+
+    If there is none: where the text may end in the beginning of one, and "".
+    """
+    found = [(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
+    if found:
+        return min(found)
+    return len(text) - max(held_length(text, mark) for mark in marks), ""

@@ -13,7 +13,7 @@ from coordinator.text.parts.interface import (
     NotACall,
     Parts,
     Tools,
-    held_length,
+    first_mark,
 )
 from coordinator.text.parts.marks import Marks
 from coordinator.text.parts.text_around import TextAround
@@ -83,13 +83,10 @@ class MarkedCalls:
         return self._in_text(parts)
 
     def _in_text(self, parts: Parts) -> bool:
-        found = [(self._rest.find(mark), mark) for mark in self._marks.begins]
-        at, mark = min(((at, mark) for at, mark in found if at >= 0), default=(-1, ""))
-        if at < 0:
-            held = max(held_length(self._rest, mark) for mark in self._marks.begins)
-            self._show(self._taken(len(self._rest) - held), parts)
-            return False
+        at, mark = first_mark(self._rest, self._marks.begins)
         self._show(self._taken(at), parts)
+        if not mark:
+            return False
         self._among_calls, self._follows_call, self._is_in_list = True, False, False
         if mark != self._marks.opening:
             self._raw = self._taken(len(mark))

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 import pdserve
-from pdserve.commands.cli.doctor.machine import machine_findings
-from pdserve.commands.cli.doctor.software import builds_finding, required_packages
+from pdserve.commands.cli.doctor.machine import machine_components
+from pdserve.commands.cli.doctor.software import builds_component, required_packages
 from pdserve.settings.struct import ConfigStruct
 
 _GIT_S = 5.0
@@ -24,8 +24,8 @@ def conditions(config: ConfigStruct) -> dict[str, object]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": msgspec.to_builtins(config),
-        "machine": {finding.name: finding.detail for finding in machine_findings()},
-        "kernels": builds_finding().detail,
+        "machine": {one.name: one.detail for one in machine_components()},
+        "kernels": builds_component().detail,
         "load_average": os.getloadavg()[0],  # over a minute
         "python": platform.python_version(),
         "pdserve": pdserve.__version__,

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from pdserve.engine.attention import AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.attention.catalog import AttentionKind, AttentionNeeds
-from pdserve.engine.cuda.attention.race import Batches, Fastest, fastest_attention, opened
+from pdserve.engine.cuda.attention.race import Fastest, RacedBatches, fastest_attention, opened
 from tests.fakes.graphs import Recorded, Replayed
 from tests.unit.engine_cuda.test_probe import Elsewhere, Near, Wrong, WrongDecodes
 
@@ -86,14 +86,14 @@ class Known:
         return work.args[0].__self__.prompt_s
 
 
-SHORT = Batches((((2, 5),),), (((1, 5),), ((1, 3), (1, 2))))
+SHORT = RacedBatches((((2, 5),),), (((1, 5),), ((1, 3), (1, 2))))
 
 
 def race(
     *kinds: AttentionKind,
     has_graphs: bool = True,
     needs: AttentionNeeds = NEEDS,
-    batches: Batches = SHORT,
+    batches: RacedBatches = SHORT,
 ) -> Fastest:
     candidates = (*kinds, Named("last", 0.0, 0.0).kind())
     recorder = Recorded if has_graphs else None

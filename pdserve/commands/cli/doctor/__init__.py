@@ -1,1 +1,1 @@
-"""`pdserve doctor`: the command, and one module per kind of finding."""
+"""`pdserve doctor`: the command, and one module per kind of component."""

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from pdserve.commands.cli.doctor.finding import Finding, Verdict
+from pdserve.commands.cli.doctor.component import Availability, Component
 
 _GPU = "GPUs"
 _ATTENTION = "attention on GPUs"
@@ -14,7 +14,7 @@ _RDMA = "RDMA"
 _GIB = 2**30
 
 
-def gpu_findings(driver: Path = Path("/proc/driver/nvidia/version")) -> list[Finding]:
+def gpu_components(driver: Path = Path("/proc/driver/nvidia/version")) -> list[Component]:
     """All GPUs that torch can use, or why there is none."""
     try:
         torch = importlib.import_module("torch")
@@ -25,7 +25,7 @@ def gpu_findings(driver: Path = Path("/proc/driver/nvidia/version")) -> list[Fin
     return [_gpu(torch, i) for i in range(torch.cuda.device_count())]
 
 
-def attention_findings() -> list[Finding]:
+def attention_components() -> list[Component]:
     """All attention backends for GPUs: a node uses the fastest of those that support its model."""
     try:
         catalog = importlib.import_module("pdserve.engine.cuda.attention.catalog")
@@ -34,21 +34,23 @@ def attention_findings() -> list[Finding]:
     return [_attention(kind.name, kind.obstacle(None)) for kind in catalog.KINDS]
 
 
-def rdma_findings(devices: Path = Path("/sys/class/infiniband")) -> list[Finding]:
+def rdma_components(devices: Path = Path("/sys/class/infiniband")) -> list[Component]:
     """All RDMA devices that the kernel knows."""
     names = sorted(path.name for path in devices.iterdir()) if devices.is_dir() else []
     if not names:
         return [
-            Finding(
+            Component(
                 topic=_RDMA,
                 name="devices",
-                verdict=Verdict.ABSENT,
+                verdict=Availability.ABSENT,
                 detail=f"none in {devices}",
                 needed_for="KV transfer between hosts that costs no CPU",
             )
         ]
     return [
-        Finding(topic=_RDMA, name=name, verdict=Verdict.OK, detail=_rdma_ports(devices / name))
+        Component(
+            topic=_RDMA, name=name, verdict=Availability.OK, detail=_rdma_ports(devices / name)
+        )
         for name in names
     ]
 
@@ -69,33 +71,33 @@ def _why_no_cuda(torch: ModuleType, driver: Path) -> str:
     return f"a driver is loaded, but torch {torch.__version__} finds no device"
 
 
-def _no_gpu(name: str, detail: str) -> Finding:
-    return Finding(
+def _no_gpu(name: str, detail: str) -> Component:
+    return Component(
         topic=_GPU,
         name=name,
-        verdict=Verdict.ABSENT,
+        verdict=Availability.ABSENT,
         detail=detail,
         needed_for="serving on GPUs; CPUs serve without",
     )
 
 
-def _attention(name: str, obstacle: str | None) -> Finding:
+def _attention(name: str, obstacle: str | None) -> Component:
     works = "always there, and slow" if name == "reference" else "works here"
-    return Finding(
+    return Component(
         topic=_ATTENTION,
         name=name,
-        verdict=Verdict.OK if obstacle is None else Verdict.ABSENT,
+        verdict=Availability.OK if obstacle is None else Availability.ABSENT,
         detail=obstacle or works,
         needed_for="serving on GPUs faster than what is below it",
     )
 
 
-def _gpu(torch: ModuleType, index: int) -> Finding:
+def _gpu(torch: ModuleType, index: int) -> Component:
     device = torch.cuda.get_device_properties(index)
-    return Finding(
+    return Component(
         topic=_GPU,
         name=f"cuda:{index}",
-        verdict=Verdict.OK,
+        verdict=Availability.OK,
         detail=f"{device.name}, {device.total_memory / _GIB:.0f} GiB, "
         f"compute capability {device.major}.{device.minor}",
     )

@@ -6,7 +6,7 @@ from typing import Final
 
 from pdserve.commands.bench.checkpoints.random_checkpoint import config_of
 from pdserve.commands.bench.checkpoints.shapes import SHAPES
-from pdserve.commands.cli.doctor.finding import Finding, Verdict
+from pdserve.commands.cli.doctor.component import Availability, Component
 from pdserve.engine.models.config import parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.plan.forms import ActivationDtype
@@ -19,14 +19,14 @@ _SHAPES: Final = ("160m", "8b")
 _BATCH: Final = 16
 
 
-def kv_format_findings() -> list[Finding]:
+def kv_format_components() -> list[Component]:
     """What to declare for which context: nothing switches by itself."""
     told = ", ".join(f"{_context(name)} tokens ({name})" for name in _SHAPES)
     return [
-        Finding(
+        Component(
             topic="native kernels",
             name="formats of KV",
-            verdict=Verdict.OK,
+            verdict=Availability.OK,
             detail=f"with {_BATCH} streams --kv-dtype int8 pays from contexts of {told}; see "
             "pdserve kv --model MODEL --context N",
         )

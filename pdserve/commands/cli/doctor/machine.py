@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from pdserve.commands.cli.doctor.finding import Finding, Verdict
+from pdserve.commands.cli.doctor.component import Availability, Component
 from pdserve.node.memory.meminfo import container_limit_bytes, memory_bytes
 from pdserve.node.start.cores import plan_cores, processor_name
 from pdserve.settings.config import EngineConfig
@@ -16,7 +16,7 @@ _TOPIC = "machine"
 _GIB = 2**30
 
 
-def machine_findings(root: Path = Path("/")) -> list[Finding]:
+def machine_components(root: Path = Path("/")) -> list[Component]:
     """Processor, cores, memory."""
     return [
         _ok("processor", processor_name(_read(root / "proc/cpuinfo"))),
@@ -58,5 +58,5 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _ok(name: str, detail: str) -> Finding:
-    return Finding(topic=_TOPIC, name=name, verdict=Verdict.OK, detail=detail)
+def _ok(name: str, detail: str) -> Component:
+    return Component(topic=_TOPIC, name=name, verdict=Availability.OK, detail=detail)

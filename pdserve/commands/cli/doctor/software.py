@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 
 import pdserve
-from pdserve.commands.cli.doctor.finding import Finding, Verdict
+from pdserve.commands.cli.doctor.component import Availability, Component
 from pdserve.engine.plan.forms import FLOAT32, FORMS, ActivationDtype
 from pdserve.engine.plan.matrix import Matrix, Part
 
@@ -17,39 +17,39 @@ _WIDTH = 2048  # number of inputs of the matrices that kernels are tried on
 _REMEDY = "run `make env` in the source tree, or `pip install` the wheel"
 
 
-def builds_finding() -> Finding:
+def builds_component() -> Component:
     """The builds of the kernels that this CPU runs; nothing is measured."""
     try:
         variants: list[str] = importlib.import_module("pdserve._native").kernel_variants()
     except ImportError as error:
-        return Finding(
+        return Component(
             topic="native kernels",
             name="pdserve._native",
-            verdict=Verdict.BROKEN,
+            verdict=Availability.BROKEN,
             detail=f"not built ({error}): {_REMEDY}",
             needed_for="attention, sampling and KV transfer: every node",
         )
-    return Finding(
+    return Component(
         topic="native kernels",
         name="builds for this CPU",
-        verdict=Verdict.OK,
+        verdict=Availability.OK,
         detail=", ".join(variants),
     )
 
 
-def native_findings() -> list[Finding]:
+def native_components() -> list[Component]:
     """Whether the native extension is built, and which of its kernels this CPU runs."""
-    builds = builds_finding()
-    if builds.verdict is Verdict.BROKEN:
+    builds = builds_component()
+    if builds.verdict is Availability.BROKEN:
         return [builds]
     found = [builds, _fastest_kernels()]
     features: dict[str, bool] = importlib.import_module("pdserve._native").cpu_features()
     for name, is_there in features.items():
         found.append(
-            Finding(
+            Component(
                 topic="native kernels",
                 name=name,
-                verdict=Verdict.OK if is_there else Verdict.ABSENT,
+                verdict=Availability.OK if is_there else Availability.ABSENT,
                 detail="this CPU has it" if is_there else "this CPU does not have it",
                 needed_for="faster kernels on CPUs that have it",
             )
@@ -57,17 +57,17 @@ def native_findings() -> list[Finding]:
     return found
 
 
-def _fastest_kernels() -> Finding:
+def _fastest_kernels() -> Component:
     """The build that a node would choose for each kind of weights, as measured now."""
     name, need = "fastest builds", "every node"
     try:
         from pdserve.engine.native.choice import choose_kernels
     except ImportError as error:
         detail = f"cannot be measured without torch: {error}"
-        return Finding(
+        return Component(
             topic="native kernels",
             name=name,
-            verdict=Verdict.BROKEN,
+            verdict=Availability.BROKEN,
             detail=detail,
             needed_for=need,
         )
@@ -77,15 +77,17 @@ def _fastest_kernels() -> Finding:
             dtype = ActivationDtype.FLOAT32 if form is FLOAT32 else ActivationDtype.BFLOAT16
             matrix = Matrix("", (Part("", range(1)),), range(_WIDTH), form)
             chosen.append(f"{form.name}: {choose_kernels([matrix], dtype, form, None)}")
-    return Finding(topic="native kernels", name=name, verdict=Verdict.OK, detail=", ".join(chosen))
+    return Component(
+        topic="native kernels", name=name, verdict=Availability.OK, detail=", ".join(chosen)
+    )
 
 
-def software_findings() -> list[Finding]:
+def software_components() -> list[Component]:
     """pdserve, Python, and every package that the distribution requires."""
-    own = Finding(
+    own = Component(
         topic="software",
         name="pdserve",
-        verdict=Verdict.OK,
+        verdict=Availability.OK,
         detail=f"{pdserve.__version__} on Python {platform.python_version()} at {sys.prefix}",
     )
     return [own, *(_package(name) for name in required_packages())]
@@ -105,11 +107,11 @@ def required_packages() -> list[str]:
     return names
 
 
-def _package(name: str) -> Finding:
+def _package(name: str) -> Component:
     try:
-        verdict, detail = Verdict.OK, version(name)
+        verdict, detail = Availability.OK, version(name)
     except PackageNotFoundError:
-        verdict, detail = Verdict.BROKEN, f"not installed: {_REMEDY}"
-    return Finding(
+        verdict, detail = Availability.BROKEN, f"not installed: {_REMEDY}"
+    return Component(
         topic="software", name=name, verdict=verdict, detail=detail, needed_for="pdserve itself"
     )

@@ -16,7 +16,7 @@ from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from pdserve import _native
-from pdserve.commands.cli.doctor.finding import Finding, Verdict
+from pdserve.commands.cli.doctor.component import Availability, Component
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.shared.clock import SystemClock
 from pdserve.shared.errors import PdserveError
@@ -33,16 +33,16 @@ _NEEDED_FOR = {
 }
 
 
-def transport_findings() -> list[Finding]:
+def transport_components() -> list[Component]:
     """All transports, best first: two nodes use the first one that both have."""
     return asyncio.run(_try_all())
 
 
-async def _try_all() -> list[Finding]:
+async def _try_all() -> list[Component]:
     failures = [(kind, await failure(kind)) for kind in KINDS]
     works = [kind.name for kind, failed in failures if not failed and "cpu" in kind.memory]
     return [
-        _finding(kind, failed, is_taken=kind.name == next(iter(works), ""))
+        _component(kind, failed, is_taken=kind.name == next(iter(works), ""))
         for kind, failed in failures
     ]
 
@@ -84,13 +84,13 @@ async def _pull_one(
     return "" if (destination.data[0] == 7).all() else "the block arrived with other content"
 
 
-def _finding(kind: TransportKind, failed: str, *, is_taken: bool) -> Finding:
+def _component(kind: TransportKind, failed: str, *, is_taken: bool) -> Component:
     # Without TCP, two nodes may have no transport at all; the others are only faster.
-    otherwise = Verdict.BROKEN if kind.name == "tcp" else Verdict.ABSENT
-    return Finding(
+    otherwise = Availability.BROKEN if kind.name == "tcp" else Availability.ABSENT
+    return Component(
         topic=_TOPIC,
         name=kind.name,
-        verdict=otherwise if failed else Verdict.OK,
+        verdict=otherwise if failed else Availability.OK,
         detail=failed or _praise(kind, is_taken=is_taken),
         needed_for=_NEEDED_FOR[kind.name],
     )

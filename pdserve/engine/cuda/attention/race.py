@@ -40,7 +40,7 @@ _Backend = TypeVar("_Backend", AttentionBackend, DecodeAttention)
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class RacedBatches:
     """What all have to compute."""
 
     prompts: Sequence[Contexts] = _PROMPTS  # with chunks of prompts
@@ -75,7 +75,7 @@ def fastest_attention(
     stopwatch: DeviceStopwatch,
     new_recorder: Callable[[], Recorder] | None,
     kinds: Sequence[AttentionKind] = KINDS,
-    batches: Batches = Batches(),
+    batches: RacedBatches = RacedBatches(),
 ) -> Fastest:
     """Return the fastest of the backends that compute what they should.
 
@@ -141,7 +141,7 @@ class _Course:
     needs: AttentionNeeds
     device: torch.device
     stopwatch: DeviceStopwatch
-    batches: Batches
+    batches: RacedBatches
 
     def prompts_s(self, backend: AttentionBackend) -> float:
         """Return the seconds for a step of each batch with chunks of prompts."""

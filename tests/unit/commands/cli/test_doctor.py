@@ -10,8 +10,8 @@ from rich.console import Console
 from kv_transfer.transports import pool_share
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from pdserve.commands.cli.doctor import command, devices, machine, software, transports
-from pdserve.commands.cli.doctor.caches import cache_findings
-from pdserve.commands.cli.doctor.finding import Finding, Verdict
+from pdserve.commands.cli.doctor.caches import cache_components
+from pdserve.commands.cli.doctor.component import Availability, Component
 from pdserve.commands.cli.main import main
 from pdserve.shared.errors import PeerLost
 from tests.fakes.cards import show_cards
@@ -32,47 +32,47 @@ def test_processor_and_memory_are_read(tmp_path):
     cgroup.mkdir(parents=True)
     (cgroup / "memory.max").write_text(f"{2 * 2**30}\n")
     (cgroup / "cpu.max").write_text("50000 100000\n")
-    details = {found.name: found.detail for found in machine.machine_findings(tmp_path)}
+    details = {found.name: found.detail for found in machine.machine_components(tmp_path)}
     assert details["processor"] == "Zen 9"
     assert details["memory"] == "1.0 GiB available of 4.0 GiB, limited to 2.0 GiB"
     assert details["cores"].endswith("limited to 0.5 cores' worth of time")
 
 
 def test_a_strange_machine_is_unknown_and_not_an_error(tmp_path):
-    details = {found.name: found.detail for found in machine.machine_findings(tmp_path)}
+    details = {found.name: found.detail for found in machine.machine_components(tmp_path)}
     assert (details["processor"], details["memory"]) == ("unknown", "unknown")
 
 
 def test_rdma_devices(tmp_path):
-    (absent,) = devices.rdma_findings(tmp_path / "none")
-    assert (absent.verdict, absent.name) == (Verdict.ABSENT, "devices")
+    (absent,) = devices.rdma_components(tmp_path / "none")
+    assert (absent.verdict, absent.name) == (Availability.ABSENT, "devices")
     port = tmp_path / "mlx5_0/ports/1"
     port.mkdir(parents=True)
     for name, text in [("state", "4: ACTIVE"), ("rate", "400 Gb/sec"), ("link_layer", "Ethernet")]:
         (port / name).write_text(text + "\n")
-    (found,) = devices.rdma_findings(tmp_path)
+    (found,) = devices.rdma_components(tmp_path)
     assert (found.name, found.detail) == ("mlx5_0", "port 1: 4: ACTIVE, 400 Gb/sec, Ethernet")
 
 
 def test_no_torch_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    (found,) = devices.gpu_findings()
-    assert found.verdict is Verdict.ABSENT
+    (found,) = devices.gpu_components()
+    assert found.verdict is Availability.ABSENT
     assert "torch cannot be imported" in found.detail
 
 
 def test_kinds_of_attention_and_why_not(monkeypatch):
     show_cards(monkeypatch, [])
-    found = devices.attention_findings()
+    found = devices.attention_components()
     assert [f.name for f in found] == ["flashinfer", "flash_attn", "triton", "reference"]
-    assert [f.verdict for f in found] == [Verdict.ABSENT] * 3 + [Verdict.OK]
+    assert [f.verdict for f in found] == [Availability.ABSENT] * 3 + [Availability.OK]
     assert found[0].detail == "torch finds no GPU"
 
 
 def test_a_missing_extension_is_broken_and_says_how_to_build_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "pdserve._native", None)
-    (found,) = software.native_findings()
-    assert found.verdict is Verdict.BROKEN
+    (found,) = software.native_components()
+    assert found.verdict is Availability.BROKEN
     assert "make env" in found.detail
 
 
@@ -81,15 +81,15 @@ def test_transports_are_tried_out(monkeypatch):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(pool_share, "_receive_descriptor", broken_memory)
-    by_name = {found.name: found for found in transports.transport_findings()}
+    by_name = {found.name: found for found in transports.transport_components()}
     assert list(by_name) == [kind.name for kind in KINDS]
-    assert by_name["tcp"].verdict is Verdict.OK
-    assert by_name["shm"].verdict is Verdict.ABSENT
+    assert by_name["tcp"].verdict is Availability.OK
+    assert by_name["shm"].verdict is Availability.ABSENT
     assert "Function not implemented" in by_name["shm"].detail
 
 
 def test_the_way_of_copying_kv_here_is_named():
-    by_name = {found.name: found.detail for found in transports.transport_findings()}
+    by_name = {found.name: found.detail for found in transports.transport_components()}
     copies = r"copies 64 KiB at [\d.]+ GB/s \((cached|prefetched|interleaved)\), memcpy at [\d.]+$"
     assert re.search(copies, by_name["shm"])
 
@@ -103,8 +103,8 @@ async def test_a_transport_that_delivers_something_else_does_not_work():
 
 
 def test_what_is_absent_is_shown_with_what_it_is_needed_for():
-    finding = Finding(
-        topic="RDMA", name="devices", verdict=Verdict.ABSENT, detail="none", needed_for="speed"
+    finding = Component(
+        topic="RDMA", name="devices", verdict=Availability.ABSENT, detail="none", needed_for="speed"
     )
     console = Console(width=100, file=io.StringIO())
     console.print(command.render([finding]))
@@ -118,7 +118,7 @@ def test_what_is_kept_between_starts_is_counted_and_may_be_removed(tmp_path, mon
     weights.mkdir(parents=True)
     (weights / "a.packed").write_bytes(bytes(3 << 20))
     (weights / "a.lock").touch()
-    details = {found.name: found.detail for found in cache_findings()}
+    details = {found.name: found.detail for found in cache_components()}
     assert details["packed weights"] == f"1 files, 3 MiB in {weights}; remove them at any time"
     assert details["profiles"].startswith("0 files")
 
@@ -126,7 +126,7 @@ def test_what_is_kept_between_starts_is_counted_and_may_be_removed(tmp_path, mon
 def test_without_a_home_nothing_is_kept(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr("pathlib.Path.home", Mock(side_effect=RuntimeError))
-    assert {found.verdict for found in cache_findings()} == {Verdict.ABSENT}
+    assert {found.verdict for found in cache_components()} == {Availability.ABSENT}
 
 
 def test_required_packages_come_from_the_distribution():
@@ -135,11 +135,11 @@ def test_required_packages_come_from_the_distribution():
     assert "pytest" not in names
 
 
-@pytest.mark.parametrize("verdict", [Verdict.OK, Verdict.ABSENT, Verdict.BROKEN])
+@pytest.mark.parametrize("verdict", [Availability.OK, Availability.ABSENT, Availability.BROKEN])
 def test_the_exit_code_tells_whether_pdserve_can_work(verdict, monkeypatch, capsys):
-    finding = Finding(topic="t", name="n", verdict=verdict, detail="d")
+    finding = Component(topic="t", name="n", verdict=verdict, detail="d")
     monkeypatch.setattr(command, "collect", lambda: [finding])
-    assert main(["doctor", "--json"]) == (1 if verdict is Verdict.BROKEN else 0)
+    assert main(["doctor", "--json"]) == (1 if verdict is Availability.BROKEN else 0)
     assert json.loads(capsys.readouterr().out)[0]["verdict"] == verdict
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
-from coordinator.admission.decisions import Decision, Predicted
+from coordinator.admission.decisions import Decision, PredictedTimes
 from coordinator.generation import GenerationRequest, Route
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
@@ -59,7 +59,7 @@ class ScriptedAdmission(Admission[RunningRequest]):
     def decide(
         self,
         slo: Slo,
-        predicted: Predicted,
+        predicted: PredictedTimes,
         now_s: float,
         tpot_within_s: Callable[[float], float | None] = lambda tpot_s: None,
         num_answers: int = 1,
@@ -69,7 +69,7 @@ class ScriptedAdmission(Admission[RunningRequest]):
         return self.reconsider(slo, predicted, now_s)
 
     def reconsider(
-        self, slo: Slo, predicted: Predicted, now_s: float, num_answers: int = 1
+        self, slo: Slo, predicted: PredictedTimes, now_s: float, num_answers: int = 1
     ) -> Admit | Wait:
         self.asked.append(slo)
         return Admit(self.kept or slo) if self.has_room else Wait()
@@ -80,7 +80,9 @@ class ScriptedAdmission(Admission[RunningRequest]):
     def is_at_bound(self, slo: Slo, num_answers: int) -> bool:
         return slo.tenant in self.at_bound
 
-    def dispatched(self, request_id: str, slo: Slo, predicted: Predicted, now_s: float) -> None:
+    def dispatched(
+        self, request_id: str, slo: Slo, predicted: PredictedTimes, now_s: float
+    ) -> None:
         self.told.append(("dispatched", request_id, now_s))
         self.num_free -= 1
 

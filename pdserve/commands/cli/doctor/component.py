@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 
-class Verdict(StrEnum):
+class Availability(StrEnum):
     """Whether a thing is available."""
 
     OK = "ok"
@@ -15,11 +15,11 @@ class Verdict(StrEnum):
     BROKEN = "broken"  # required: pdserve cannot work without it
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Component(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that pdserve uses or could use."""
 
     topic: str  # heading of its table
     name: str
-    verdict: Verdict
+    verdict: Availability
     detail: str
     needed_for: str = ""  # printed if it is not available
