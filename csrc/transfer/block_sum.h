@@ -35,9 +35,10 @@ public:
         key_ = _mm_set_epi64x(static_cast<int64_t>(key + kStep), static_cast<int64_t>(key));
     }
 
-    // Goes on so many bytes further on, or back.
-    void skip(size_t nbytes) {
-        key_ = _mm_add_epi64(key_, _mm_set1_epi64x(static_cast<int64_t>(nbytes / 8 * kStep)));
+    // Goes on so many bytes further on, or back: signed, as a wrapped number has no eighth.
+    void skip(int64_t nbytes) {
+        const uint64_t words = static_cast<uint64_t>(nbytes / 8);
+        key_ = _mm_add_epi64(key_, _mm_set1_epi64x(static_cast<int64_t>(words * kStep)));
     }
 
     // The next two words.

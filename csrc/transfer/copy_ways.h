@@ -50,7 +50,7 @@ inline void sum_cached(uint8_t* to, const uint8_t* from, size_t nbytes, BlockSum
 // In place of a sum where none is wanted.
 struct NoSum {
     void add(__m128i) {}
-    void skip(size_t) {}
+    void skip(int64_t) {}
 };
 
 // `to` is aligned to a line.

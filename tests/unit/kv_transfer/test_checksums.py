@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from mmap import mmap
 
 import numpy as np
 import pytest
@@ -79,7 +80,8 @@ def test_what_is_copied_is_added_up_on_the_way(
         dtype=np.int64,
     ).reshape(-1, 3)
     places = np.array([(3 * i, i % 2) for i in range(len(nbytes))], dtype=np.int64).reshape(-1, 2)
-    found, into = np.zeros(1 << 18, dtype=np.uint8), np.zeros(2, dtype=np.uint64)
+    found = np.frombuffer(mmap(-1, 1 << 18), dtype=np.uint8)  # of whole pages, as pools are
+    into = np.zeros(2, dtype=np.uint64)
     position, total = 0, sum(nbytes)
     while position < total:
         before = position

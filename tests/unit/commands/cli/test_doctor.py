@@ -90,7 +90,10 @@ def test_transports_are_tried_out(monkeypatch):
 
 def test_the_way_of_copying_kv_here_is_named():
     by_name = {found.name: found.detail for found in transports.transport_components()}
-    copies = r"copies 64 KiB at [\d.]+ GB/s \((cached|prefetched|interleaved)\), memcpy at [\d.]+$"
+    copies = (
+        r"copies 64 KiB at [\d.]+ GB/s \((cached|prefetched|interleaved)\), "
+        r"[\d.]+ with checksums, memcpy at [\d.]+$"
+    )
     assert re.search(copies, by_name["shm"])
 
 
