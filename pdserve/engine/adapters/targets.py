@@ -101,9 +101,11 @@ def _joined(matrix: Matrix) -> Target:
     return target
 
 
-def _rows(place: TensorRows, count: int) -> Tensor:
+def _rows(place: TensorRows, count: int) -> Tensor | slice:
     """Which rows of a module are those of a part, in its order."""
-    order = torch.tensor(place.head_order or (0,))
+    if not place.head_order:
+        return slice(place.first_row, place.first_row + count)
+    order = torch.tensor(place.head_order)
     rows = torch.arange(count)
     return place.first_row + rows // len(order) * len(order) + order[rows % len(order)]
 
