@@ -193,8 +193,8 @@ class Recorded:
         (1, [(LOOP, 1)]),
         (INLINE_BYTES, [(LOOP, INLINE_BYTES)]),
         (INLINE_BYTES + 1, [(LOOP, INLINE_BYTES), (LOOP, 1)]),
-        (8 * INLINE_BYTES, [(LOOP, INLINE_BYTES)] * 8),
-        (8 * INLINE_BYTES + 1, [("in a thread", 8 * INLINE_BYTES + 1)]),
+        (4 * INLINE_BYTES, [(LOOP, INLINE_BYTES)] * 4),
+        (4 * INLINE_BYTES + 1, [("in a thread", 4 * INLINE_BYTES + 1)]),
     ],
 )
 async def test_the_event_loop_copies_little_at_a_time(
