@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.exporter import Exporter
+from kv_transfer.exporter import Exporter, TicketRules
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.links.link import Link
@@ -120,7 +120,13 @@ class PrefillSide:
         kinds = [TransportKind("fake", network.server, network.transport, frozenset({"cpu"}))]
         identity = KvIdentity("a-model", "main", LAYOUT)
         self.exporter = Exporter(
-            "p", f"life-{life}", identity, self.memory.bytes, ManualClock(0.0), kinds
+            "p",
+            f"life-{life}",
+            identity,
+            self.memory.bytes,
+            ManualClock(0.0),
+            kinds,
+            tickets=TicketRules(with_checksums=False),  # generations alone must do
         )
         loop.complete(self.exporter.start("127.0.0.1"))
         self.running: dict[str, Request] = {}

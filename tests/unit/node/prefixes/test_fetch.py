@@ -14,7 +14,7 @@ from pdserve.node.prefixes.cost import patience_s
 from pdserve.node.prefixes.headroom import MAX_SHARE
 from pdserve.protocol import NodeAddress, PrefixAnswer, PrefixSource, StepCosts
 from pdserve.settings.config import PrefixPull
-from pdserve.shared.errors import PeerLost
+from pdserve.shared.errors import CorruptTransfer, PeerLost
 from tests.unit.node.prefixes.prefix_nodes import (
     BLOCK,
     NUM_BLOCKS,
@@ -456,13 +456,16 @@ async def test_what_is_here_behind_a_gap_is_not_fetched_again() -> None:
         assert other.exports.statistics.queries == 0
 
 
-async def test_a_pull_that_fails_publishes_nothing() -> None:
+@pytest.mark.parametrize(
+    "failure", [PeerLost("gone in mid-pull"), CorruptTransfer("wrong bytes, twice")]
+)
+async def test_a_pull_that_fails_publishes_nothing(failure: Exception) -> None:
     puller, source = PrefixNode("d"), PrefixNode("p")
     async with started(puller, source):
         scripted = ScriptedSource(puller, source)
         scripted.may_answer.set()
         scripted.may_arrive.set()
-        scripted.failure = PeerLost("gone in mid-pull")
+        scripted.failure = failure
         await scripted.fetcher.fetch(puller.prefix(), [scripted.hint])
         assert puller.pool.num_cached == 0
         assert scripted.fetcher.statistics.failed == 1
