@@ -58,14 +58,17 @@ async def test_a_handoff_moves_the_tails_of_layers_with_windows(block_size: int)
 
 
 CUT = replace(LAYOUT, windows=(8, 8, 8, 8, 8, 0))  # one layer a block: each has five companions
+PAIRED = replace(LAYOUT, windows=(8, 8, 0, 8, 8, 0))  # two layers a block, of which some are apart
 
 
-def companions_of(table: list[int], num_blocks: int, first_kept: int = 0) -> Companions:
+def companions_of(
+    layout: KvLayout, table: list[int], num_blocks: int, first_kept: int
+) -> Companions:
     """Distinct ones for each block from an index of the table on; none for the others."""
-    found = np.full((num_blocks, 5), NONE, dtype=np.int32)
+    found = np.full((num_blocks, layout.num_companions), NONE, dtype=np.int32)
     spare = (block for block in range(num_blocks) if block not in table)
     for block in table[first_kept:]:
-        found[block] = [next(spare) for _ in range(5)]
+        found[block] = [next(spare) for _ in range(layout.num_companions)]
     return found
 
 
@@ -92,7 +95,10 @@ def spoil(pool: Any, layout: KvLayout, companions: Companions, block: int, layer
 
 @pytest.mark.parametrize("with_checksums", [False, True])
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize(("ours", "theirs"), [(CUT, CUT), (CUT, LAYOUT), (LAYOUT, CUT)])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(CUT, CUT), (CUT, LAYOUT), (LAYOUT, CUT), (PAIRED, PAIRED), (LAYOUT, PAIRED)],
+)
 @pytest.mark.parametrize("block_size", [4, 8])
 async def test_pools_that_give_back_and_pools_that_keep_all_read_each_other(
     transport: str, ours: KvLayout, theirs: KvLayout, block_size: int, with_checksums: bool
@@ -102,10 +108,11 @@ async def test_pools_that_give_back_and_pools_that_keep_all_read_each_other(
     table = list(range(3, 3 + need.blocks_for(NUM_TOKENS, 4)))
     own = list(range(1, 1 + need.blocks_for(NUM_TOKENS, block_size)))
     source, destination = make_pool(theirs, 120, seed=1), make_pool(ours, 120)
-    given = companions_of(table, 120, need.window_block(NUM_TOKENS, 8, 4))
-    taken = companions_of(own, 120, first)
+    given = companions_of(theirs, table, 120, need.window_block(NUM_TOKENS, 8, 4))
+    taken = companions_of(ours, own, 120, first)
     kinds = [kind for kind in KINDS if kind.name == transport]
-    identity = KvIdentity("a-model", "main", theirs, windows=WINDOWS)
+    windows = tuple(w or None for w in ours.windows or theirs.windows)
+    identity = KvIdentity("a-model", "main", theirs, windows=windows)
     exporter = Exporter(
         "prefill-0", "1", identity, source, ManualClock(), kinds,
         companions=given if theirs.num_companions else None,
@@ -113,7 +120,7 @@ async def test_pools_that_give_back_and_pools_that_keep_all_read_each_other(
     )  # fmt: skip
     puller = Puller(
         destination,
-        KvIdentity("a-model", "main", ours, windows=WINDOWS),
+        KvIdentity("a-model", "main", ours, windows=windows),
         host_id(),
         kinds,
         companions=taken if ours.num_companions else None,
@@ -127,8 +134,9 @@ async def test_pools_that_give_back_and_pools_that_keep_all_read_each_other(
     found = rows_of(destination, ours, taken, own)
     begin = max(first * block_size, need.window_block(NUM_TOKENS, 8, 4) * 4)
     assert begin <= NUM_TOKENS - 7
-    assert (found[5] == sent[5]).all()
-    assert (found[:5, begin:] == sent[:5, begin:]).all()
+    for layer, window in enumerate(windows):
+        first_seen = begin if window else 0
+        assert (found[layer, first_seen:] == sent[layer, first_seen:]).all()
     if with_checksums:  # a byte of a layer with a window, or of one without, is not as it was
         for layer in (5, 0):
             spoil(source, theirs, given, table[-2], layer)
