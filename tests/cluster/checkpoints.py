@@ -123,5 +123,6 @@ class Reference(reference.Reference):
 
     def __init__(self, path: Path) -> None:
         torch.set_num_threads(1)
-        has_caps = load_model_config(resolve_checkpoint(str(path))).arithmetic.attention_cap
-        super().__init__(path, attention="eager" if has_caps else "sdpa")  # which has none
+        config = load_model_config(resolve_checkpoint(str(path)))
+        is_eager = config.arithmetic.attention_cap or config.has_sinks  # the other has neither
+        super().__init__(path, attention="eager" if is_eager else "sdpa")
