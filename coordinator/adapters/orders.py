@@ -41,6 +41,8 @@ class AdapterOrders:
             DeadlineExceeded: it has not loaded it in time.
             PdserveError: why it cannot, by its own account.
         """
+        if member not in self._registry:  # it went between the choice and now
+            raise NodeLost(f"{member.node_id} is gone")
         order_id, loop = str(next(self._ids)), asyncio.get_running_loop()
         answer: asyncio.Future[AdapterLoaded] = loop.create_future()
         late = DeadlineExceeded(f"{member.node_id} has not loaded {path} in {self._load_s:g} s")

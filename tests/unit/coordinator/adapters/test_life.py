@@ -15,6 +15,7 @@ from pdserve.shared.errors import (
     ItemNotFound,
     MalformedMessage,
     ModelNotFound,
+    NodeLost,
     NoNodeAvailable,
 )
 from tests.fakes.members import output
@@ -379,3 +380,14 @@ async def test_two_names_of_the_same_bytes_are_one_adapter(cluster: PlayedCluste
 def test_a_report_of_what_is_no_digest_is_refused() -> None:
     with pytest.raises(MalformedMessage, match="32 hex digits"):
         AdapterReport(digests=["../etc"]).check()
+
+
+async def test_an_order_to_a_node_that_is_gone_already_fails_at_once(
+    cluster: PlayedCluster,
+) -> None:
+    _, decode = cluster.pair()
+    assert decode.member is not None
+    ordered = cluster.orders.load(decode.member, "/a")  # it begins when it is awaited
+    cluster.leave(decode)
+    with pytest.raises(NodeLost):
+        await asyncio.wait_for(ordered, 5)
