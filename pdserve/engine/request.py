@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -259,11 +260,14 @@ def one_token_each(requests: Sequence[Request]) -> list[Scheduled]:
     return list(map(_MAKE_ROW, zip(requests, repeat(1))))
 
 
+_ADAPTER_OF: Final = attrgetter("request.prompt.adapter")
+
+
 def by_adapter(rows: list[Scheduled]) -> list[Scheduled]:
     """Bring the rows of each adapter together, so that a step reads it once for all of them."""
-    if not any(row.request.prompt.adapter for row in rows):
+    if not any(map(_ADAPTER_OF, rows)):
         return rows
-    return sorted(rows, key=lambda row: row.request.prompt.adapter)
+    return sorted(rows, key=_ADAPTER_OF)
 
 
 class SampledToken(msgspec.Struct, frozen=True):
