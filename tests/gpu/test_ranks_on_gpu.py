@@ -75,7 +75,7 @@ def test_tokens_of_two_gpus_are_those_of_one(
         ranks.wait_mapped()
         runner = load_runner(model, engine_buffer(memory), lambda _: None, None, ranks)
         free = list(range(model.num_blocks))
-        Node(runner._model, runner._kv_cache, runner, free).generate(found, 10)
+        Node(runner._model, runner.kv_cache, runner, free).generate(found, 10)
     finally:
         ranks.close()
         memory.close()

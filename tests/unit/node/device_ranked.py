@@ -131,7 +131,7 @@ def device_ranked(
         runner = load_runner(model, engine_buffer(memory), lambda _: None, None, ranks)
         for part in parts_here(memory).values():  # what a block held before must never matter
             cpu_pool(part).flat.view(np.float32)[:] = np.nan
-        node = Node(runner._model, runner._kv_cache, runner, list(range(model.num_blocks)))
+        node = Node(runner._model, runner.kv_cache, runner, list(range(model.num_blocks)))
         yield DeviceRanked(model, memory, ranks, node)
     finally:
         if ranks is not None:

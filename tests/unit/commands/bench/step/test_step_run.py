@@ -127,7 +127,7 @@ def test_steps_of_ranks_that_have_a_device_each(
             found = steps.step(case.rows)
             assert 0 < found.model_s < found.total_s
         assert (steps.read_rate(), steps.product_rate()) == (1.0, 2.0)
-        assert steps._runner._kv_cache.pool[5:].std().item() == pytest.approx(1.0, abs=0.1)
+        assert steps._runner.kv_cache.pool[5:].std().item() == pytest.approx(1.0, abs=0.1)
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, folder: Path, num_ranks: int) -> NodeModel:
