@@ -50,7 +50,7 @@ def steps() -> Iterator[File | Command]:
         if language == "toml":
             yield File(machine, name, block)
             continue
-        for line in block.replace("\\\n", " ").splitlines():
+        for line in re.findall(r"(?:'[^']*'|[^'\n])+", block.replace("\\\n", " ")):
             words = shlex.split(line, comments=True)
             program = next(index for index, word in enumerate(words) if "=" not in word)
             environment = dict(word.split("=", 1) for word in words[:program])
