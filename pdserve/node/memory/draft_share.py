@@ -44,7 +44,7 @@ def draft_kv(kv_bytes: int, named: str, model: ModelConfig, dtype: KvDtype) -> D
     num_bytes = share_of_drafts(kv_bytes, named, model.num_layers)
     if named == MTP:
         if not model.num_further_layers:
-            raise ConfigError(f"--draft {MTP}: the model has no layer that predicts further tokens")
+            raise ConfigError(f"draft {MTP}: the model has no layer that predicts further tokens")
         token_bytes = model.kv_layout(1, dtype).token_bytes // model.num_layers
     else:
         checkpoint = resolve_checkpoint(named, None, with_weights=False)
