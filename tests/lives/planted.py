@@ -89,7 +89,7 @@ BUGS = {
         "asyncio.current_task().cancelling() or self._pool.release(block_ids)",
     ),
     "an arrival that fails keeps its blocks": Bug(
-        Arrival, "release", "self._pool.release(self.block_table)", "pass"
+        Arrival, "release", "self._pool.release(self.block_table, self._num_passed)", "pass"
     ),
     "a subscription is not settled": Bug(
         Session,

@@ -137,7 +137,7 @@ async def check_comes_back(fleet: Fleet, name: str, reference: Reference) -> Non
     await fleet.restore()
     await fleet.wait_back()
     async with Client(fleet.url) as client:
-        prompts = [make_prompt(60, f"back {number}") for number in range(6)]
+        prompts = [make_prompt(60, f"back {number}") for number in range(24)]  # drawn at random
         outputs = await asyncio.gather(*(client.complete(prompt, 3) for prompt in prompts))
     assert name in {output.prefill_node for output in outputs}
     assert [o.tokens for o in outputs] == [reference.greedy(prompt, 3) for prompt in prompts]
