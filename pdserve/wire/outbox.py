@@ -188,6 +188,9 @@ async def running(*companions: Coroutine[Any, Any, None]) -> AsyncIterator[None]
         if current is not None and current.cancelling():  # TaskGroup drops it if there are errors
             raise asyncio.CancelledError from failures
         raise failures.exceptions[0] from None  # all of them failed for the same stream
+    finally:
+        for companion in companions:  # one that was cancelled before it began says so else
+            companion.close()
 
 
 async def _until_broken(companion: Coroutine[Any, Any, None]) -> None:

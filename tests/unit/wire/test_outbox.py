@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 
 import msgspec
 import pytest
@@ -22,6 +23,14 @@ async def test_the_bodys_error_comes_out_as_it_is() -> None:
 
     with pytest.raises(MalformedMessage):
         await converse()
+
+
+async def test_a_companion_of_a_body_that_ends_at_once_is_closed() -> None:
+    """Its task is cancelled before it begins: nothing is left that was never awaited."""
+    companion = asyncio.sleep(60)
+    async with running(companion):
+        pass
+    assert inspect.getcoroutinestate(companion) == inspect.CORO_CLOSED
 
 
 async def test_a_companions_error_ends_the_body() -> None:
