@@ -70,6 +70,11 @@ class World:
         self.steps: dict[EngineCore, Step] = {}
         self.runner = FakeRunner(BLOCK)
         self.ended: set[Request] = set()
+        self.was_woken = False  # blocks were released: the engines plan again, as in their loops
+        self.pool.on_release(self.wake)
+
+    def wake(self) -> None:
+        self.was_woken = True
 
     @property
     def main(self) -> EngineCore:
@@ -120,8 +125,9 @@ class World:
     def finish(self) -> None:
         """Go on until nothing is left to do."""
         for _ in range(5000):
+            self.was_woken = False
             did = [self.turn(core) for core in self.cores]
-            if not any(did):
+            if not (any(did) or self.was_woken):
                 break
         else:
             raise AssertionError("it never ends")
