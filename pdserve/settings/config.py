@@ -29,7 +29,7 @@ from pdserve.settings.struct import (
 )
 from pdserve.settings.timeouts import CoordinatorTimeouts, NodeTimeouts
 from pdserve.settings.tracing import TracingConfig
-from pdserve.settings.values import parse_adapters, parse_shares
+from pdserve.settings.values import check_router, parse_adapters, parse_shares
 from pdserve.shared.addresses import check_addresses, check_own_host
 from pdserve.shared.costs import DESCRIPTION, Prices
 from pdserve.shared.entry_points import PolicyKind
@@ -450,6 +450,10 @@ class CoordinatorConfig(ConfigStruct, frozen=True):
     security: SecurityConfig = SecurityConfig()
     tracing: TracingConfig = TracingConfig()
     timeouts: CoordinatorTimeouts = CoordinatorTimeouts()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if the router is not for the mode."""
+        check_router(self.routing.router, self.mode)
 
     @property
     def nodes_host(self) -> str:

@@ -53,6 +53,19 @@ def format_cpus(cores: Sequence[int]) -> str:
     return ",".join(parts)
 
 
+# They decide where a request is served: without adaptive mode, that is decided already.
+SIDES_ROUTERS: Final = ("deflection", "conserve", "ppd", "prfaas")
+
+
+def check_router(router: str, mode: str) -> None:
+    """Raise ValueError where a router would decide nothing."""
+    if router in SIDES_ROUTERS and mode != "adaptive":
+        raise ValueError(
+            f"routing.router: {router} decides in mode adaptive, not in {mode}: give that mode, or "
+            "another router"
+        )
+
+
 def check_equal_pools(modes: Sequence[str], num_prefill: int, num_decode: int) -> None:
     """Raise ConfigError if these pools are not equal, and one of the modes needs that."""
     if "multiplexed" in modes and num_prefill != num_decode:

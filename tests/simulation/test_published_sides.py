@@ -8,9 +8,19 @@ from random import Random
 
 import pytest
 
+from pdserve.commands.bench.compare.policies import PolicyContestant
+from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.simulation.call import Call
 from pdserve.protocol import Prompt, Slo
-from pdserve.settings.config import Mode, PolicyConfig, RouterName
+from pdserve.settings.config import (
+    CoordinatorConfig,
+    Mode,
+    PolicyConfig,
+    RouterName,
+    RoutingConfig,
+)
+from pdserve.settings.struct import ConfigStruct
+from pdserve.shared.errors import ConfigError
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
@@ -89,3 +99,13 @@ def test_weighed_later_turns_are_sooner_and_keep_their_tpot() -> None:
 def test_first_turns_are_handed_off(router: RouterName) -> None:
     """Without conversations, these two are disaggregated mode."""
     assert crowded("adaptive", router).attainment == crowded(*HANDED_OFF).attainment
+
+
+@pytest.mark.parametrize("config", [ClusterConfig, CoordinatorConfig])
+def test_they_are_refused_where_they_would_decide_nothing(config: type[ConfigStruct]) -> None:
+    routing = RoutingConfig(router="ppd")
+    config(mode="adaptive", routing=routing)
+    with pytest.raises(ValueError, match="ppd decides in mode adaptive, not in disaggregated"):
+        config(routing=routing)
+    with pytest.raises(ConfigError, match=r"--policies ppd: .*not in colocated"):
+        PolicyContestant.parse("ppd", "colocated")

@@ -29,6 +29,7 @@ from pdserve.settings.speculation import SpeculationConfig
 from pdserve.settings.struct import ConfigStruct, Count, Port, Seconds
 from pdserve.settings.timeouts import Timeouts
 from pdserve.settings.tracing import TracingConfig
+from pdserve.settings.values import check_router
 from pdserve.shared.errors import ConfigError
 
 SLEEP_AFTER_S: Final = 300.0  # `routing.sleep_after_s` of a cluster that may have no nodes
@@ -92,6 +93,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
         """Raise ValueError, which becomes a ConfigError, if the machines are not said right."""
         if self.on not in ("", "ray") and not self.on.startswith("ray://"):
             raise ValueError(f"on: {self.on!r} must be ray, ray://HOST:PORT or empty")
+        check_router(self.routing.router, self.mode)
         if self.models:
             self._check_models()
         if self.mode == "multiplexed":

@@ -18,6 +18,7 @@ from pdserve.settings.config import (
     PolicyConfig,
     RoutingConfig,
 )
+from pdserve.settings.values import check_router
 from pdserve.shared.errors import ConfigError
 
 _AND: Final = "+"
@@ -48,6 +49,10 @@ class PolicyContestant:
                     f"{_KINDS[setting].what}; give one of them"
                 )
             chosen[setting] = name
+        try:
+            check_router(chosen.get("router", ""), mode)
+        except ValueError as error:
+            raise ConfigError(f"--policies {text}: {error}") from error
         return cls(text, mode, chosen)
 
     def policy(self, before: PolicyConfig) -> PolicyConfig:

@@ -24,12 +24,14 @@ from pdserve.commands.bench.router.config import RouterBenchConfig
 from pdserve.commands.bench.router.made_up_nodes import BLOCK_SIZE, MadeUpNodes
 from pdserve.protocol import Prompt
 from pdserve.settings.config import Mode, RouterName
+from pdserve.settings.values import SIDES_ROUTERS
 from pdserve.shared.process.exit_codes import OK
 
 KINDS: list[tuple[RouterName, Mode]] = [
-    *((policy, "disaggregated") for policy in get_args(RouterName)),
+    *((policy, "disaggregated") for policy in get_args(RouterName) if policy not in SIDES_ROUTERS),
     ("predicted", "colocated"),
     ("predicted", "adaptive"),
+    *((policy, "adaptive") for policy in get_args(RouterName) if policy in SIDES_ROUTERS),
 ]
 
 HIT_SHARES = (0.0, 0.5, 1.0)  # share of a prompt held by the nodes that hold most of it
