@@ -17,9 +17,10 @@ are sampled from the logits of the request's row, so the model computes nothing 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, islice
+from itertools import islice
 from operator import attrgetter
 
 import msgspec
@@ -28,12 +29,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.prompt_results.work import PromptWork
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling.limits import unusable
 from pdserve.engine.sampling.logprobs import token_logprobs
 from pdserve.engine.steps.batch import Batch, WantedStates
+from pdserve.engine.steps.parts import rows_within
 from pdserve.protocol import TokenLogprobs
 
 LOGITS_BYTES = 32 << 20  # limit for one part; computing log-probabilities takes as much again
@@ -110,7 +111,11 @@ def scored_parts(
         is_last = first + num_rows >= len(wanted)
         end = len(batch.token_ids) if is_last else here[-1] + 1
         owners = [place.request if (place := places[row]) else requests[row] for row in here]
-        part = _cut(batch, begin, end, here, owners)
+        part = dataclasses.replace(
+            rows_within(batch, begin, end),
+            sampled_rows=torch.tensor(here, dtype=torch.int64) - begin,
+            sampled_requests=owners,
+        )
         yield ScoredPart(part, is_last, [places[row] for row in here])
         begin = end
 
@@ -125,32 +130,6 @@ def _places(rows: Sequence[Scheduled], batch: Batch) -> dict[int, _Place | None]
             at = start + position - request.num_computed_tokens
             places[at] = _Place(request, request.prompt_work, position)
     return places | dict.fromkeys(batch.sampled_rows.tolist())
-
-
-def _cut(batch: Batch, begin: int, end: int, rows: list[int], owners: list[Request]) -> Batch:
-    """Return rows [begin, end) as a batch with logits for `rows`, which belong to `owners`."""
-    attention = batch.attention
-    ends = attention.query_start.clamp(begin, end)  # [num_requests + 1]
-    num_tokens = ends.diff()
-    is_here = num_tokens > 0
-    # Tokens that a request computes after this part are not in its context yet.
-    num_behind = attention.query_start[1:] - ends[1:]
-    query_start = torch.zeros(int(is_here.sum()) + 1, dtype=torch.int32)
-    query_start[1:] = num_tokens[is_here].cumsum(0)
-    return Batch(
-        token_ids=batch.token_ids[begin:end],
-        positions=batch.positions[begin:end],
-        attention=AttentionBatch(
-            query_start=query_start,
-            context_lens=(attention.context_lens - num_behind)[is_here],
-            block_tables=attention.block_tables[is_here],
-            slot_mapping=attention.slot_mapping[begin:end],
-        ),
-        sampled_rows=torch.tensor(rows, dtype=torch.int64) - begin,
-        sampled_requests=owners,
-        adapters=tuple(compress(batch.adapters, is_here.tolist())),
-        states=None if batch.states is None else batch.states.within(begin, end),
-    )
 
 
 def _scores(logits: Tensor, places: Sequence[_Place]) -> list[TokenLogprobs]:

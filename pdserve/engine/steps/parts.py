@@ -40,12 +40,12 @@ def in_parts(batch: Batch, count: int) -> list[Batch]:
         return [batch]
     total = len(batch.token_ids)
     edges = [number * total // count for number in range(count + 1)]
-    parts = [_rows(batch, first, end) for first, end in pairwise(edges)]
+    parts = [rows_within(batch, first, end) for first, end in pairwise(edges)]
     return [*(replace(part, cargo=None) for part in parts[:-1]), parts[-1]]
 
 
-def _rows(batch: Batch, first: int, end: int) -> Batch:
-    """Return the rows [first, end) of a batch, of which there is at least one."""
+def rows_within(batch: Batch, first: int, end: int) -> Batch:
+    """Return the rows [first, end) of a batch on the host, of which there is at least one."""
     whole = batch.attention
     starts = whole.query_start.numpy()
     begin, stop = np.searchsorted(starts, first, "right") - 1, np.searchsorted(starts, end)

@@ -19,8 +19,9 @@ from pdserve.engine.scheduler import Queues
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.kv.companions import windows_worth_it
 from pdserve.shared.clock import ManualClock
+from pdserve.shared.pooling import Pooling
 from tests.fakes.runner import decode_policy
-from tests.requests import make_request
+from tests.requests import make_request, work_of
 from tests.unit.engine_model.drafted import Told
 from tests.unit.engine_model.harness import CPU, DecoderKind, Node, make_prompt
 
@@ -145,6 +146,27 @@ def test_right_and_wrong_drafts_change_nothing(node: Node) -> None:
     served = Served(node, 800, gives_back=True)
     served.core.speculate = Speculation(served.pool, lambda shape: 1.0, 256, [told])
     assert served.run(requests()) == answers
+
+
+def test_prompts_are_scored_and_pooled_in_parts(node: Node) -> None:
+    def asked() -> list[Request]:
+        scored = make_request(make_prompt(130), prompt_logprobs=3, max_tokens=4)
+        pooling = Pooling.MEAN
+        pooled = make_request(make_prompt(90, 2), request_id="2", max_tokens=0, pooling=pooling)
+        return [scored, pooled]
+
+    plain, own = asked(), asked()
+    five_rows = 5 * 4 * node.model.config.vocab_size
+    for served, wanted in (
+        (Served(node, 200, gives_back=False), plain),
+        (Served(node, 800, gives_back=True), own),
+    ):
+        served.runner = ModelRunner(node.model, served.cache, scored_logits_bytes=five_rows)
+        served.run(wanted)
+    assert [each.output_token_ids for each in own] == [each.output_token_ids for each in plain]
+    assert work_of(own[0]).logprobs == work_of(plain[0]).logprobs
+    assert len(work_of(own[0]).logprobs) == 129
+    assert work_of(own[1]).embedding == work_of(plain[1]).embedding
 
 
 def test_a_prefix_ends_where_its_windows_are_still_there(node: Node) -> None:
