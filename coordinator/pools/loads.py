@@ -179,10 +179,11 @@ def decode_load(member: Member, tpot_s: float, spread: float = 1.0) -> float:
         return 0.0
     model = PerfModel(perf.step, decode_ratio=load.decode_ratio or 1.0)
     blocks_each = (hello.num_blocks - load.free_blocks) / max(load.running_requests, 1)
+    context_each = hello.layout.tokens_of_held(blocks_each * hello.layout.block_size)
 
     def token_s(num_requests: float) -> float:
         in_turns = max(num_requests / perf.max_batch_size, 1.0)
-        context = num_requests * blocks_each * hello.layout.block_size / in_turns
+        context = num_requests * context_each / in_turns
         rows = max(1, round(num_requests / in_turns))
         return model.decode_s(rows, round(context)) * in_turns
 

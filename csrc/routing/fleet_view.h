@@ -50,6 +50,8 @@ public:
             .prefill_ratio = prefill_ratio_[slot],
             .decode_ratio = decode_ratio_[slot],
             .kv_tokens = kv_tokens_[slot],
+            .kv_companions = kv_companions_[slot],
+            .kv_seen = kv_seen_[slot],
         };
     }
 
@@ -91,7 +93,7 @@ public:
     }
 
     double pull_s(int64_t slot, int64_t num_tokens) const {
-        return pull_fixed_s_[slot] + pull_token_s_[slot] * num_tokens;
+        return pull_fixed_s_[slot] + pull_token_s_[slot] * node(slot).held_tokens({1, num_tokens});
     }
     double tier_s(int64_t slot, int64_t num_tokens) const {
         return tier_fixed_s_[slot] + tier_token_s_[slot] * num_tokens;
@@ -109,7 +111,7 @@ private:
     Ints num_tabulated_, token_budget_, max_batch_;
     Floats full_step_s_, sampled_s_, pair_s_, context_s_;
     // By slot.
-    Ints row_, kv_tokens_;
+    Ints row_, kv_tokens_, kv_companions_, kv_seen_;
     Floats prefill_ratio_, decode_ratio_;
     Floats pull_fixed_s_, pull_token_s_, tier_fixed_s_, tier_token_s_;
     Ints others_, others_context_, yielding_;

@@ -39,6 +39,14 @@ struct Node {
     double prefill_ratio;
     double decode_ratio;
     int64_t kv_tokens;  // that there is room for
+    int64_t kv_companions;  // of a block, until windows have passed it
+    int64_t kv_seen;  // tokens of a request that windows see at most
+
+    // Tokens whose whole KV takes as much as this batch holds: `held_tokens` in pdserve/kv/need.py.
+    double held_tokens(const Batch& batch) const {
+        const int64_t seen = std::min(batch.context, batch.requests * kv_seen);
+        return static_cast<double>(batch.context + kv_companions * seen) / (1 + kv_companions);
+    }
 
     // Time of a prompt alone, in chunks of the budget.
     double prompt_s(int64_t uncached, int64_t cached) const {
@@ -66,7 +74,7 @@ struct Node {
     bool has_place(const Batch& batch, const Newcomer& newcomer, double step_s) const {
         if (batch.requests == 0) return true;
         return batch.requests < max_batch && step_s <= newcomer.limit_s &&
-            batch.context + newcomer.num_tokens <= kv_tokens;
+            held_tokens({batch.requests + 1, batch.context + newcomer.num_tokens}) <= kv_tokens;
     }
 
     // The most requests of this context that one step within the limit decodes; 0 if not even one.

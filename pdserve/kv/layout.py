@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from pdserve.kv import need
 from pdserve.kv.companions import Place, places
-from pdserve.kv.need import window_block
 from pdserve.kv.plane import Plane
 from pdserve.shared.errors import KvBudgetTooSmall, LayoutMismatch
 
@@ -273,8 +273,22 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
         num_first = self.blocks_for(num_tokens)
         if not self.num_companions:
             return num_first
-        first_seen = window_block(num_tokens, max(self.windows), self.block_size)
+        first_seen = need.window_block(num_tokens, max(self.windows), self.block_size)
         return num_first + (num_first - first_seen) * self.num_companions
+
+    @property
+    def seen_tokens(self) -> int:
+        """See `need.window_tokens`, of the widest window; 0 where windows give nothing back."""
+        return _costs(self).seen_tokens
+
+    def held_tokens(self, num_tokens: float, num_requests: float = 1) -> float:
+        """See `need.held_tokens`."""
+        return need.held_tokens(num_tokens, num_requests, self.num_companions, self.seen_tokens)
+
+    def tokens_of_held(self, held_tokens: float, num_requests: float = 1) -> float:
+        """See `need.tokens_of_held`."""
+        companions, seen_tokens = self.num_companions, self.seen_tokens
+        return need.tokens_of_held(held_tokens, num_requests, companions, seen_tokens)
 
     def blocks_in_budget(self, budget_bytes: int, max_model_len: int) -> int:
         """How many blocks fit into a memory budget.
@@ -336,6 +350,7 @@ class _Costs(NamedTuple):
     layer_bytes: int
     num_companions: int
     block_layers: int
+    seen_tokens: int
 
 
 @lru_cache(maxsize=256)  # every pull asks for those of the same few layouts
@@ -348,11 +363,12 @@ def _costs(layout: KvLayout) -> _Costs:
     token_bytes = sum(plane.token_bytes for plane in planes)
     head_bytes = sum(plane.row_bytes for plane in planes)
     layer_bytes = sum(plane.layer_bytes for plane in planes) * layout.block_size
-    num_companions, block_layers = 0, layout.num_layers
+    num_companions, block_layers, seen_tokens = 0, layout.num_layers, 0
     if layout.windows:
         own = places(layout.windows)
         num_companions = max(place.block for place in own)
         block_layers = 1 + max(place.layer for place in own)
+        seen_tokens = need.window_tokens(max(layout.windows), layout.block_size)
     return _Costs(
         layers,
         heads,
@@ -362,4 +378,5 @@ def _costs(layout: KvLayout) -> _Costs:
         layer_bytes,
         num_companions,
         block_layers,
+        seen_tokens,
     )

@@ -39,6 +39,34 @@ def window_block(num_tokens: int, window: int, block_size: int) -> int:
     return max(0, border - window + 1) // block_size
 
 
+def window_tokens(window: int, block_size: int) -> int:
+    """Return the most tokens of which a request holds the KV of layers with this window."""
+    return (blocks_for(window - 1, block_size) + 1) * block_size
+
+
+def held_tokens(
+    num_tokens: float, num_requests: float, num_companions: int, seen_tokens: int
+) -> float:
+    """Return the tokens whose whole KV takes as much as these requests hold, at most.
+
+    Args:
+        num_tokens: of all requests together; at most, whoever has how many.
+        num_requests: that they belong to.
+        num_companions: blocks that a block has until windows have passed it; 0: all KV is held.
+        seen_tokens: as `window_tokens`.
+    """
+    companions = num_companions * min(num_tokens, num_requests * seen_tokens)
+    return (num_tokens + companions) / (1 + num_companions)
+
+
+def tokens_of_held(
+    held_tokens: float, num_requests: float, num_companions: int, seen_tokens: int
+) -> float:
+    """Return how many tokens these requests have at least, given their `held_tokens`."""
+    companions = num_companions * min(held_tokens, num_requests * seen_tokens)
+    return (1 + num_companions) * held_tokens - companions
+
+
 def block_range(begin: int, end: int, block_size: int) -> range:
     """Return the blocks in which the tokens [begin, end) are, if there are any."""
     return range(begin // block_size, -(-end // block_size))

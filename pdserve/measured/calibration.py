@@ -43,12 +43,13 @@ class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_size: _Count  # tokens
     weight_bytes: _Count  # as loaded, so after quantisation
     is_latent: bool = False  # its KV is that of latent attention
+    windows: tuple[int, ...] = ()  # by which the node gives KV back, as a KvLayout has them
 
     @property
     def layout(self) -> KvLayout:
         """The layout of this model's KV blocks."""
         sizes = self.layers, self.kv_heads, self.head_dim, self.block_size
-        return KvLayout(*sizes, self.dtype, is_latent=self.is_latent)
+        return KvLayout(*sizes, self.dtype, is_latent=self.is_latent, windows=self.windows)
 
 
 class NodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

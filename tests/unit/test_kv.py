@@ -59,6 +59,24 @@ def test_tokens_need_the_blocks_that_they_are_in_and_fill_those_that_are_whole(
         assert need.full_tokens(end, size) == need.tokens_in(len(full), size)
 
 
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=5), SIZES, st.integers(1, 200))
+def test_windows_hold_no_more_than_is_counted(lengths: list[int], size: int, window: int) -> None:
+    """Of requests of any lengths, and less than a block of each too much."""
+    layout = replace(WHOLE, block_size=size, windows=(window, window, 0) * 8)
+    assert layout.num_companions == 2
+    held = sum(map(layout.blocks_held, lengths)) * size / 3
+    num_tokens, whole = (
+        sum(lengths),
+        sum(need.tokens_in(layout.blocks_for(n), size) for n in lengths),
+    )
+    counted = layout.held_tokens(whole, len(lengths))
+    assert held <= counted + 1e-9
+    assert layout.tokens_of_held(counted, len(lengths)) == pytest.approx(whole)
+    alone = layout.held_tokens(num_tokens)
+    assert alone == num_tokens or alone < num_tokens / 3 + layout.seen_tokens
+    assert WHOLE.held_tokens(num_tokens, 3) == WHOLE.tokens_of_held(num_tokens, 3) == num_tokens
+
+
 def test_the_advice_changes_at_the_context_that_is_named() -> None:
     weight_bytes, batch = 3_000_000_000, 16
     context = worthwhile_context(WHOLE, weight_bytes, batch)

@@ -261,7 +261,8 @@ class DecodeLoad(SlotArrays):
         requests = load.running_requests + load.waiting_requests
         if member.role is NodeRole.PREFILL:
             requests = 0  # mostly prompts; what it decodes for others is not in its report
-        context = hello.layout.tokens_in(used_blocks)
+        held = hello.layout.tokens_in(used_blocks)
+        context = round(hello.layout.tokens_of_held(held, requests))
         self.others[slot] = max(requests - int(self._active[slot]), 0)
         # Blocks count as others' only if others have requests there.
         is_others = self.others[slot] > 0

@@ -19,7 +19,6 @@ from pdserve.commands.simulation.cluster import Cluster, left_of
 from pdserve.commands.simulation.moves import Moves
 from pdserve.commands.simulation.node import Node
 from pdserve.commands.simulation.prompts import hashes_of
-from pdserve.kv import KvDtype, KvLayout
 from pdserve.node.reports.kv_events import TierEvents
 from pdserve.protocol import (
     KvTier,
@@ -190,7 +189,7 @@ class Coordinator:
             metrics_address="",
             model_id="",
             revision="",
-            layout=_layout(node),
+            layout=node.machine.layout,
             num_blocks=node.machine.num_blocks,
             max_model_len=node.machine.num_kv_tokens,
             transports=[TransportReach(name="tcp")],
@@ -245,15 +244,3 @@ class Coordinator:
             prefill_ratio=prefill_ratio,
             decode_ratio=decode_ratio,
         )
-
-
-def _layout(node: Node) -> KvLayout:
-    """Return a layout with the machine's KV bytes per token."""
-    head_dim = node.machine.kv_token_bytes // (2 * 2)  # K and V, two bytes each
-    return KvLayout.gqa(
-        layers=1,
-        heads=1,
-        head_dim=head_dim,
-        block_size=node.machine.block_size,
-        dtype=KvDtype.BFLOAT16,
-    )

@@ -51,9 +51,12 @@ class RoomLine:
             assert request is not None
             if not policy.has_place(queues.beside(request), request):
                 return
-            reserved = core.reserve(request.num_tokens + 1, request.block_hashes, request)
+            num_passed = core.pool.num_passed(request.num_tokens)
+            num_tokens = request.num_tokens + 1
+            reserved = core.reserve(num_tokens, request.block_hashes, request, num_passed)
             if reserved is None:
                 return
+            request.num_passed = num_passed
             request.block_table, num_reused = reserved
             queues.claims.remove(request)
             queues.arriving.add(request)
@@ -85,6 +88,7 @@ class Handoff:
         self._has_room = False
         self._is_published = False
         self._held: list[int] = []
+        self._num_bare = 0
 
     def announce(self) -> None:
         """Announce a chunk of the prompt that was computed."""
@@ -99,7 +103,8 @@ class Handoff:
     def publish(self) -> None:
         """Publish that the prompt is computed; its KV is held until it is pulled."""
         self._held = list(self._prefilled.block_table)
-        self._source.pin(self._held)
+        self._num_bare = self._prefilled.num_passed
+        self._source.pin(self._held, self._num_bare)
         self.request.lifecycle.prefill_end_s = self._events.now_s
         self.announce()
         self._room.offer()  # its rank may have changed
@@ -119,7 +124,7 @@ class Handoff:
         num_tokens = self._num_announced - self._num_pulled
         self._num_pulled = self._num_announced
         machine = self._source.machine
-        num_bytes = num_tokens * machine.kv_token_bytes
+        num_bytes = machine.pulled_bytes(num_tokens, self.request.num_tokens)
         seconds = machine.transfer.fixed_s + num_bytes / machine.transfer.bytes_per_s
         seconds *= self._source.scatter.draw("pull")
         self._pulled_s = max(self._pulled_s, self._events.now_s) + seconds
@@ -132,7 +137,7 @@ class Handoff:
             self._events.at(told_s, self._arrive)
 
     def _arrive(self) -> None:
-        self._source.unpin(self._held)
+        self._source.unpin(self._held, self._num_bare)
         request = self.request
         request.output_token_ids = list(self._prefilled.output_token_ids)
         request.num_computed_tokens = request.num_prompt_tokens

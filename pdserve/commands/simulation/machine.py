@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pdserve.kv import need
+from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.kv import KvDtype, KvLayout
+from pdserve.kv.companions import made_up
 from pdserve.measured.calibration import Calibration, Overheads, Region
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import StepCosts, TransferCosts
@@ -25,6 +27,7 @@ class Machine:
     token_budget: int = 2048
     max_batch_size: int = 256
     block_size: int = 64
+    windows: tuple[int, ...] = ()  # by which nodes give KV back, of each layer; (): they do not
     true_costs: Mapping[Region, StepCosts] | None = None  # None: as the node believes
     overheads: Overheads = field(default_factory=Overheads)
     drafts_right: float = 0.0  # as `Calibration.drafts_right`
@@ -45,6 +48,7 @@ class Machine:
             token_budget=limits.token_budget,
             max_batch_size=limits.max_batch_size,
             block_size=shape.block_size,
+            windows=shape.windows,
             true_costs={
                 "prefill": calibration.prefill,
                 "decode": calibration.decode,
@@ -56,8 +60,33 @@ class Machine:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of a node's pool."""
-        return need.full_blocks(self.num_kv_tokens, self.block_size)
+        """Blocks of a node's pool, companions not counted."""
+        return self.layout.full_blocks(self.num_kv_tokens)
+
+    @property
+    def layout(self) -> KvLayout:
+        """A layout with this machine's windows, and about its KV bytes per token."""
+        layers = len(self.windows) or 1
+        head_dim = max(1, self.kv_token_bytes // (2 * 2 * layers))  # K and V, two bytes each
+        return KvLayout(
+            layers, 1, head_dim, self.block_size, KvDtype.BFLOAT16, windows=self.windows
+        )
+
+    def new_pool(self) -> BlockPool:
+        """The free blocks of a node."""
+        layout = self.layout
+        num_blocks = self.num_blocks * (1 + layout.num_companions)
+        return BlockPool(
+            num_blocks,
+            self.block_size,
+            windows=[window for window in self.windows if window],
+            companions=made_up(num_blocks, layout.num_companions),
+        )
+
+    def pulled_bytes(self, num_tokens: int, of_tokens: int) -> float:
+        """Bytes of these tokens, of so many that are pulled: without what no window sees."""
+        held = self.layout.held_tokens(of_tokens) / max(1, of_tokens)
+        return num_tokens * held * self.kv_token_bytes
 
     @property
     def engine(self) -> EngineConfig:

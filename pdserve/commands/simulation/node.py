@@ -39,7 +39,6 @@ from pdserve.commands.simulation.total import Total
 from pdserve.engine.core import EngineCore
 from pdserve.engine.drafts.speculation import Speculation
 from pdserve.engine.interface import shape_of
-from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import Victims, make_headroom
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
@@ -139,7 +138,7 @@ class Node:
         self.largest_batch = 0  # most requests that decoded in one step
         self.world: World | None = None
         self.perf = believed or (machine.perf() if cores is None else cores.perf)
-        self.pool = BlockPool(machine.num_blocks, machine.block_size)
+        self.pool = machine.new_pool()
         self.scatter = scatter
         self.host = host or Host(name)
         self._cores = cores
@@ -153,7 +152,7 @@ class Node:
         # What can be repeated: the policies that take all streams in every step.
         takes_all = isinstance(self.decode_policy, (TpotCap, MaxBatch, Static))
         repeats = strides and takes_all and not self.host.is_shared and cores is None
-        repeats = repeats and not machine.drafts_right
+        repeats = repeats and not machine.drafts_right and not machine.windows
         self._repeats = cast("DecodesFirst", self.decode_policy) if repeats else None
         most_pinned = int(self.pool.num_blocks * PINNED_LIMIT)
         num_kept_free = self.pool.num_blocks - most_pinned
@@ -205,16 +204,16 @@ class Node:
         self._joining.append(request)
         self.wake()
 
-    def pin(self, block_ids: list[int]) -> None:
-        """Hold these blocks until they are pulled."""
-        self.pool.retain(block_ids)
+    def pin(self, block_ids: list[int], num_bare: int) -> None:
+        """Hold these blocks until they are pulled; of the first few no window sees anything."""
+        self.pool.retain(block_ids, num_bare)
         self.num_pinned_blocks += len(block_ids)
 
-    def unpin(self, block_ids: list[int]) -> None:
+    def unpin(self, block_ids: list[int], num_bare: int) -> None:
         """Release blocks that were pulled."""
         self.sync()
         self.num_pinned_blocks -= len(block_ids)
-        self.pool.release(block_ids)
+        self.pool.release(block_ids, num_bare)
         self.wake()
 
     # ---- steps ---------------------------------------------------------------------------------

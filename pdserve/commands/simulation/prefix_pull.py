@@ -49,7 +49,7 @@ def pull_prefix(
 
 def _pull_s(target: Node, num_tokens: int) -> float:
     machine = target.machine
-    num_bytes = num_tokens * machine.kv_token_bytes
+    num_bytes = machine.pulled_bytes(num_tokens, num_tokens)
     return machine.transfer.fixed_s + num_bytes / machine.transfer.bytes_per_s
 
 

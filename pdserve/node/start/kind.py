@@ -37,6 +37,7 @@ def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
             block_size=layout.block_size,
             weight_bytes=_weight_bytes(model),
             is_latent=layout.is_latent,
+            windows=layout.windows,
         ),
         limits=NodeLimits(
             num_blocks=model.num_whole_blocks,

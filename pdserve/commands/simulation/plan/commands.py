@@ -109,6 +109,6 @@ def _kv_bytes(calibration: Calibration) -> int:
     """Return the memory of which a node makes as many blocks: on GPUs, the largest part decides."""
     layout, num_blocks = calibration.shape.layout, calibration.limits.num_blocks
     if calibration.device_type == "cpu":
-        return num_blocks * layout.block_bytes
+        return num_blocks * (1 + layout.num_companions) * layout.block_bytes
     parts = layout.parts(calibration.tensor_parallel, calibration.pipeline_parallel)
     return num_blocks * len(parts) * max(part.block_bytes for part in parts)

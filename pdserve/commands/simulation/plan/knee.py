@@ -59,7 +59,7 @@ def knee_of(rig: Rig, case: CompareCase, promise: Promise, count: int) -> Knee:
     prompt, output = (fmean(s.num_prompt for s in sketches), fmean(s.num_output for s in sketches))
     perf, context = machine.perf(), round(prompt + output / 2)
     limit_s = SAFETY * promise.tpot_s
-    in_pool = machine.num_kv_tokens // max(1, round(prompt + output))
+    in_pool = _in_pool(machine, max(1, round(prompt + output)))
     most = max(1, min(machine.max_batch_size, in_pool))
     # Step times rise with the batch, so the largest that keeps the limit is found by bisection.
     batch = bisect_right(range(1, most + 1), limit_s, key=lambda b: perf.decode_s(b, b * context))
@@ -79,10 +79,15 @@ def knee_of(rig: Rig, case: CompareCase, promise: Promise, count: int) -> Knee:
         kv_token_bytes=machine.kv_token_bytes,
         kv_tokens=machine.num_kv_tokens,
         kv_concurrency=in_pool,
-        kv_concurrency_longest=machine.num_kv_tokens // most_tokens(calibration),
+        kv_concurrency_longest=_in_pool(machine, most_tokens(calibration)),
         weight_bytes=calibration.shape.weight_bytes,
         kv_format=_format_advice(calibration, batch, context),
     )
+
+
+def _in_pool(machine: Machine, num_tokens: int) -> int:
+    """Streams of so many tokens that a pool holds."""
+    return int(machine.num_kv_tokens / machine.layout.held_tokens(num_tokens))
 
 
 def _format_advice(calibration: Calibration, batch: int, context: int) -> str:

@@ -10,6 +10,7 @@ import msgspec
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing import Booking, Placement, Router
+from pdserve.kv import KvLayout
 from pdserve.protocol import (
     KvEvents,
     KvTier,
@@ -67,12 +68,14 @@ class Nodes:
         revision: str = "r",
         *,
         late_last: bool = False,
+        layout: KvLayout = LAYOUT,
     ) -> Member:
         """Without `host` on one of its own."""
         hello = node_hello(
             node_id,
             role,
             session_address=f"{host or node_id}:1",
+            layout=layout,
             num_blocks=NUM_BLOCKS,
             late_last=late_last,
             max_model_len=4096,

@@ -8,6 +8,7 @@ from itertools import accumulate
 from math import inf
 
 from coordinator.routing.loads.decode import BUCKET_S, NUM_BUCKETS, Plan
+from pdserve.kv import KvLayout
 from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.protocol import PerfReport
 from pdserve.rules.batch import has_place
@@ -25,6 +26,7 @@ class PlainNode:
     prefill_ratio: float
     decode_ratio: float
     kv_tokens: int
+    layout: KvLayout
     plans: list[Plan]
     present: int  # bucket
     context: int  # of the newcomer, on average
@@ -67,7 +69,8 @@ class PlainNode:
             self.perf.max_batch_size,
             self.with_s(ahead),
             self.limit_s,
-            has_kv=context + self.num_tokens <= self.kv_tokens,
+            has_kv=self.layout.held_tokens(context + self.num_tokens, requests + 1)
+            <= self.kv_tokens,
         )
 
     def joining(self, ahead: int) -> tuple[float, bool]:

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from coordinator.routing.loads.decode import BUCKET_S, NUM_BUCKETS, Plan
 from coordinator.routing.placement import Newcomer
 from pdserve._native import FleetView, cheapest, least
+from pdserve.kv import KvLayout
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransferCosts
 from pdserve.rules.batch import aimed_s
@@ -22,6 +24,7 @@ from tests.unit.coordinator.routing.plain_node import PlainNode
 # The same examples each time: at a boundary the two may round to different sides of it.
 SETTINGS = settings(derandomize=True)
 TOKEN_BYTES = LAYOUT.block_bytes / LAYOUT.block_size
+WINDOWED = replace(LAYOUT, num_layers=4, windows=(9, 9, 30, 0))
 
 
 @st.composite
@@ -60,11 +63,15 @@ class World:
     """Nodes with these costs, the same legs at each of them, and a newcomer."""
 
     def __init__(
-        self, reports: list[PerfReport], ratio: float, legs: list[tuple[float, float, int]]
+        self,
+        reports: list[PerfReport],
+        ratio: float,
+        legs: list[tuple[float, float, int]],
+        layout: KvLayout = LAYOUT,
     ) -> None:
-        self.nodes = Nodes()
+        self.nodes, self.layout = Nodes(), layout
         for number, perf in enumerate(reports):
-            member = self.nodes.join(f"n{number}", NodeRole.PREFILL, perf)
+            member = self.nodes.join(f"n{number}", NodeRole.PREFILL, perf, layout=layout)
             self.nodes.report(member, prefill_ratio=ratio, decode_ratio=1 / ratio)
         self.reports, self.ratio = reports, ratio
         self.fleet = self.nodes.router.fleet
@@ -90,6 +97,7 @@ class World:
             prefill_ratio=self.ratio,
             decode_ratio=1 / self.ratio,
             kv_tokens=NUM_BLOCKS * LAYOUT.block_size,
+            layout=self.layout,
             plans=self.plans[slot],
             present=int(self.now_s // BUCKET_S),
             context=newcomer.context,
@@ -177,8 +185,9 @@ def test_kv_is_pulled_or_brought_up_while_the_prompt_is_computed(
     legs=LEGS,
     in_s=st.floats(0, 30),
     newcomer=st.builds(
-        Newcomer, st.integers(1, 500), st.integers(1, 5000), st.sampled_from([0.0, 0.02, 0.2])
+        Newcomer, st.integers(1, 500), st.integers(1, 9000), st.sampled_from([0.0, 0.02, 0.2])
     ),
+    layout=st.sampled_from([LAYOUT, WINDOWED]),
 )
 def test_paces_and_places_are_those_of_the_batches_to_come(
     reports: list[PerfReport],
@@ -186,8 +195,9 @@ def test_paces_and_places_are_those_of_the_batches_to_come(
     legs: list[tuple[float, float, int]],
     in_s: float,
     newcomer: Newcomer,
+    layout: KvLayout,
 ) -> None:
-    world = World(reports, ratio, legs)
+    world = World(reports, ratio, legs, layout)
     view, out = world.view(newcomer), world.empty()
     view.paces(in_s, 1000.0, out)
     bucket = int((world.now_s + in_s) // BUCKET_S)
@@ -198,6 +208,18 @@ def test_paces_and_places_are_those_of_the_batches_to_come(
         full_s = 0.0 if plain.has_place(ahead) else 1000.0
         assert out[slot] == pytest.approx(plain.with_s(ahead) + full_s)
     assert view.place(0, in_s) == pytest.approx(world.plain(0, newcomer).place(in_s))
+
+
+def test_a_node_has_room_for_what_windows_leave() -> None:
+    """Of a long request the layers with windows hold the last tokens only."""
+    perf = PerfReport(
+        step=StepCosts(knot_tokens=[1], knot_s=[0.01]), token_budget=64, max_batch_size=8
+    )
+    legs = [(0.0, 30.0, 5000)]
+    newcomer = Newcomer(3000, 5000, 0.0)
+    assert not World([perf], 1.0, legs).view(newcomer).has_place(0)  # 4,000 tokens fit
+    assert World([perf], 1.0, legs, WINDOWED).view(newcomer).has_place(0)
+    assert not World([perf], 1.0, legs, WINDOWED).view(Newcomer(3000, 11000, 0.0)).has_place(0)
 
 
 @SETTINGS
