@@ -40,6 +40,7 @@ from coordinator.stateful.again import go_on
 from coordinator.stateful.routes import add_stateful_routes
 from coordinator.stateful.storage.opening import open_store, place_of_jobs
 from coordinator.stateful.storage.store import STORE
+from coordinator.status import kv_used
 from coordinator.tenants import Readers, Tenants
 from coordinator.ticks import ticking
 from coordinator.tracing.otlp import make_tracing
@@ -99,7 +100,7 @@ class Coordinator:
             share_quotas=tenants.share,
             process=FlowProcess(self._journey_ended, self._history.load_changed, self._describe),
         )
-        self._live = Live(self._models.catalog.status, self._history)
+        self._live = Live(self._models.catalog.status, lambda: kv_used(self._models), self._history)
         self._costs = self._make_costs()
         self._readers = readers
         self._app = self._make_app(classes, tenants)
@@ -183,7 +184,8 @@ class Coordinator:
 
     def _journey_ended(self, journey: Journey, prompt: PromptHashes) -> None:
         self._history.journey_ended(journey)
-        self._recordings.journey_ended(journey, prompt)
+        for recording in self._recordings.running:
+            recording.tell(journey, prompt)
         if self._tracing is not None:
             self._tracing.journey_ended(journey)
 

@@ -77,14 +77,21 @@ def watch_nodes(registry: Registry, metrics: CoordinatorMetrics) -> None:
         lambda: sum(member.is_standby for member in registry),
     )
     text = "Share of the KV blocks of decode nodes in use"
-    metrics.watch("kv_cache_usage_ratio", text, lambda: _kv_usage(registry))
+    metrics.watch("kv_cache_usage_ratio", text, lambda: _decode_kv_used(registry))
     _count_sick_nodes(registry, metrics)
 
 
-def _kv_usage(registry: Registry) -> float:
-    nodes = registry.ready(NodeRole.DECODE)
-    num_blocks = sum(node.hello.num_blocks for node in nodes)
-    return 1 - sum(node.load.free_blocks for node in nodes) / num_blocks if num_blocks else 0.0
+def kv_used(nodes: Iterable[Member]) -> dict[RoleName, float]:
+    """Return the share of KV blocks that is in use in each pool that has any of these nodes."""
+    all_blocks, free_blocks = Counter[RoleName](), Counter[RoleName]()
+    for node in nodes:
+        all_blocks[ROLES[node.role]] += node.hello.num_blocks
+        free_blocks[ROLES[node.role]] += node.load.free_blocks
+    return {role: 1 - free_blocks[role] / total for role, total in all_blocks.items() if total}
+
+
+def _decode_kv_used(registry: Registry) -> float:
+    return kv_used(registry.ready(NodeRole.DECODE)).get("decode", 0.0)
 
 
 def _count_sick_nodes(registry: Registry, metrics: CoordinatorMetrics) -> None:

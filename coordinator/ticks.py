@@ -11,11 +11,18 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def ticking(every_s: float, name: str, look: Callable[[], object]) -> AsyncIterator[None]:
-    """Call `look` at regular intervals meanwhile; if it raises, the log says that `name` ended."""
+async def ticking(
+    every_s: float, name: str, look: Callable[[], object], begins: asyncio.Event | None = None
+) -> AsyncIterator[None]:
+    """Call `look` at regular intervals meanwhile; if it raises, the log says that `name` ended.
+
+    `begins`: set once there is anything to look at; None: there is from the start.
+    """
 
     async def run() -> None:
         try:
+            if begins is not None:
+                await begins.wait()
             while True:
                 await asyncio.sleep(every_s)
                 look()

@@ -119,6 +119,9 @@ class Adapters:
         self._not_before_s: dict[object, float] = {}  # by member and digest, or by name
         self._greeted: set[Member] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._has_any = asyncio.Event()  # set once there has been anything to look at
+        if declared:
+            self._has_any.set()
         serving.registry.on_changed(self._changed)
         serving.registry.on_lost(self._lost)
 
@@ -230,6 +233,8 @@ class Adapters:
     async def follow(self, table: Written) -> None:
         """Serve what is written down, also by coordinators before and besides this one."""
         self._table = table
+        if table.is_shared:
+            self._has_any.set()
         await self.look()
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -244,7 +249,7 @@ class Adapters:
                 if self._not_before_s.get(name, 0.0) <= self._clock.now():
                     self._spawn(self._load_declared(name, path))
 
-        return ticking(LOOK_S, "adapters", look)
+        return ticking(LOOK_S, "adapters", look, self._has_any)
 
     async def look(self) -> None:
         """Look what other coordinators have written down. A store that is away changes nothing."""
@@ -261,7 +266,7 @@ class Adapters:
         for version in written.values():
             if self.known.find(version.name) != version and version.name not in self._changing:
                 self._declared.pop(version.name, None)
-                self.known.serve(version)
+                self._serve(version)
                 for member in self._hosts():
                     self._have(member, version)
         self.settle()
@@ -340,7 +345,7 @@ class Adapters:
                 self._let_go(version.digest)
                 raise
             self._declared.pop(name, None)
-            self.known.serve(version)
+            self._serve(version)
             log.info("adapter %s is served: %s from %s", name, version.digest, path)
         self.settle()
         return version
@@ -405,6 +410,10 @@ class Adapters:
     async def _write(self, version: Version, *, in_place: bool) -> None:
         if self._table is not None and not await self._table.put(version, in_place=in_place):
             raise _in_use(version.name)  # by another coordinator, just now
+
+    def _serve(self, version: Version) -> None:
+        self.known.serve(version)
+        self._has_any.set()
 
     def _let_go(self, digest: str) -> None:
         if self.known.of_digest(digest) is None:

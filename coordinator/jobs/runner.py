@@ -2,6 +2,7 @@
 
 A coordinator holds a batch by a lease that it renews every `beat_s`. One that is killed or frozen
 loses its batches to the others after `lease_s`; what it writes then is written once all the same.
+In a database of its own it finds nothing new by looking, and rests while it holds no batch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _log = logging.getLogger(__name__)
 BEAT_S = 1.0
 LEASE_S = 10.0
 KEPT_S = 30 * 86400  # for which batches are listed
-_CLEAN_BEATS = 60
+_CLEAN_BEATS = 60  # between two looks for what may be deleted
 
 
 class BatchRunner:
@@ -80,13 +81,16 @@ class BatchRunner:
         await self._database.close()
 
     async def _live(self) -> None:
-        num_beats, is_lost, is_new = 0, False, not self._database.is_shared
+        is_lost, is_new = False, not self._database.is_shared
+        loop, clean_s, every_s = asyncio.get_running_loop(), 0.0, _CLEAN_BEATS * self._beat_s
         while not self._context.tasks.is_draining:
+            self._early.clear()
             try:
                 if is_new:  # whoever held them is not there any more: the file is ours alone
                     await self.batches.release(None)
                 await self._beat()
-                if num_beats % _CLEAN_BEATS == 0:
+                if loop.time() >= clean_s:
+                    clean_s = loop.time() + every_s
                     await self.files.drop_old()
                     await self.batches.drop_old(int(time()) - KEPT_S)
                 is_lost = is_new = False
@@ -95,10 +99,9 @@ class BatchRunner:
                 if not is_lost:
                     _log.error("batches are not there: %s", error.__cause__ or error)
                 is_lost = True
-            num_beats += 1
-            self._early.clear()
+            rests = not (self._database.is_shared or self.has_batches or is_lost)
             try:
-                async with asyncio.timeout(self._beat_s):
+                async with asyncio.timeout(every_s if rests else self._beat_s):
                     await self._early.wait()
             except TimeoutError:
                 continue

@@ -36,7 +36,7 @@ _ALIVE_S = 15.0  # between two signs of life while there are no requests
 
 
 @dataclass(slots=True, eq=False)
-class _Recording:
+class Recording:
     """One client that records."""
 
     began_s: float
@@ -71,23 +71,18 @@ class Recordings:
     def __init__(self, model: str, clock: Clock | None = None) -> None:
         self._model = model
         self._clock = clock or SystemClock()
-        self._running: set[_Recording] = set()
-
-    def journey_ended(self, journey: Journey, prompt: PromptHashes) -> None:
-        """A request has ended, in whatever way."""
-        for recording in self._running:
-            recording.tell(journey, prompt)
+        self.running: Final[set[Recording]] = set()
 
     async def record(self, request: web.Request) -> web.StreamResponse:
         """GET /admin/record: a TraceHeader, and then a TraceLine for each request, as it ends."""
         context = request.app[CONTEXT]
-        if len(self._running) >= MOST_RECORDINGS:
+        if len(self.running) >= MOST_RECORDINGS:
             raise Overloaded(f"{MOST_RECORDINGS} clients record already: end one of them")
         stream = SseStream(outbox_of(request))
         started = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")
         header = TraceHeader(block_tokens=BLOCK_TOKENS, model=self._model, started=started)
-        recording = _Recording(self._clock.now())
-        self._running.add(recording)
+        recording = Recording(self._clock.now())
+        self.running.add(recording)
         try:
             await stream.open(request, {})
             await stream.send([framed(msgspec.json.encode(header))])
@@ -100,7 +95,7 @@ class Recordings:
                 else:
                     await stream.send([line])
         finally:
-            self._running.discard(recording)
+            self.running.discard(recording)
         await stream.close()
         return stream.response
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import floor, log
 from typing import Final
@@ -17,7 +17,7 @@ from coordinator.api.observer import RequestSummary
 from coordinator.observers.endings import Ending, attainment, ending_of_code, ending_of_status
 from coordinator.page.told import JourneyView, Kept, Period, Share, Step
 from coordinator.requests.journey import Journey, phases
-from pdserve.protocol.status import ClusterStatus, RoleName
+from pdserve.protocol.status import RoleName
 
 MOST_LAST: Final = 100
 MOST_SLOWEST: Final = 50
@@ -250,8 +250,11 @@ class History:
         """Return the requests after the first `number` ones, as far as they are kept."""
         return self._ended.since(number)
 
-    def current(self, status: ClusterStatus) -> Period:
-        """Return the period that is not over, as it would be if it ended now."""
+    def current(self, kv_used: Mapping[RoleName, float]) -> Period:
+        """Return the period that is not over, as it would be if it ended now.
+
+        `kv_used`: share of the KV blocks of each pool.
+        """
         counts = self._counts
         return Period(
             ends_at=time.time(),
@@ -267,24 +270,13 @@ class History:
             most_inflight=self._inflight.most,
             mean_inflight=self._inflight.mean(),
             most_waiting=self._waiting.most,
-            kv_used=_kv_used(status),
+            kv_used=dict(kv_used),
             tenants={name: tenant.share() for name, tenant in counts.tenants.items()},
         )
 
-    def end_period(self, status: ClusterStatus) -> None:
+    def end_period(self, kv_used: Mapping[RoleName, float]) -> None:
         """Begin the next period."""
-        self.periods.append(self.current(status))
+        self.periods.append(self.current(kv_used))
         self._counts, self._began_s = Counts(), self._now()
         self._inflight.restart()
         self._waiting.restart()
-
-
-def _kv_used(status: ClusterStatus) -> dict[RoleName, float]:
-    used: dict[RoleName, float] = {}
-    roles: Sequence[RoleName] = ("prefill", "decode")
-    for role in roles:
-        pool = [node for node in status.nodes if node.role == role]
-        num_blocks = sum(node.num_blocks for node in pool)
-        if num_blocks:
-            used[role] = 1 - sum(node.free_blocks for node in pool) / num_blocks
-    return used

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -22,7 +22,7 @@ from coordinator.page.told import News, Period
 from pdserve import __version__
 from pdserve.findings.checks import findings, worst_first
 from pdserve.findings.finding import Level
-from pdserve.protocol.status import ClusterStatus
+from pdserve.protocol.status import ClusterStatus, RoleName
 from pdserve.shared.errors import Overloaded
 
 NEWS_S: Final = 1.0
@@ -37,12 +37,17 @@ class Live:
     def __init__(
         self,
         status: Callable[[], ClusterStatus],
+        kv_used: Callable[[], Mapping[RoleName, float]],
         history: History,
         news_s: float = NEWS_S,
         num_per_period: int = round(PERIOD_S / NEWS_S),
     ) -> None:
-        """There is news every `news_s`, and a period ends with each `num_per_period`-th."""
+        """There is news every `news_s`, and a period ends with each `num_per_period`-th.
+
+        `kv_used` returns the share of the KV blocks of each pool.
+        """
         self._status = status
+        self._kv_used = kv_used
         self._history = history
         self._news_s = news_s
         self._num_per_period = num_per_period
@@ -86,7 +91,7 @@ class Live:
             num_ticks += 1
             is_over = num_ticks % self._num_per_period == 0
             if is_over:
-                self._history.end_period(self._status())
+                self._history.end_period(self._kv_used())
             if self._viewers:
                 self._tell(
                     self._news(list(self._history.periods)[-1:] if is_over else [], num_told)
@@ -115,7 +120,7 @@ class Live:
             ],
             growth=GROWTH,
             periods=periods,
-            current=self._history.current(status),
+            current=self._history.current(self._kv_used()),
             journeys=journeys if most_journeys is None else journeys[-most_journeys:],
         )
         return framed(msgspec.json.encode(news))

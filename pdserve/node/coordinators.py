@@ -1,9 +1,9 @@
 """A node's links to all of its coordinators, which are found by name.
 
 One name may stand for many coordinators, such as a headless service of Kubernetes, and for others
-as time goes by. So names are looked up again and again: an address that is new gets a link, and one
-that is gone loses it once its stream has ended. Two addresses may lead to one coordinator, which
-refuses the second stream (`NodeHello.attached_to`).
+as time goes by. So names, but not numbers, are looked up again and again: an address that is new
+gets a link, and one that is gone loses it once its stream has ended. Two addresses may lead to one
+coordinator, which refuses the second stream (`NodeHello.attached_to`).
 """
 
 from __future__ import annotations
@@ -80,6 +80,8 @@ class Coordinators:
                 self._add(address)
             if known:  # else a link may belong to the name that is not known now
                 self._drop_others(found)
+            if all(_is_numeric(address) for address in self._addresses):
+                return  # each stands for itself
             await asyncio.sleep(self._every_s)
 
     async def _look_up(self, address: str) -> list[str]:
@@ -114,17 +116,18 @@ async def look_up(address: str) -> list[str]:
     Raises:
         OSError, UnicodeError: nobody knows the name or can be asked, or it cannot be one.
     """
-    host, _, port = address.rpartition(":")
-    if _is_numeric(host.strip("[]")):
+    if _is_numeric(address):
         return [address]
+    host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     return list(dict.fromkeys(format_address(str(entry[4][0]), int(port)) for entry in found))
 
 
-def _is_numeric(host: str) -> bool:
+def _is_numeric(address: str) -> bool:
+    host, _, _ = address.rpartition(":")
     try:
-        ipaddress.ip_address(host)
+        ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
     return True

@@ -50,7 +50,7 @@ class EngineWatch:
         clock: Clock,
         *,
         compiles: bool,
-        lost_rank: Callable[[], str] = lambda: "",
+        lost_rank: Callable[[], str] | None = None,
     ) -> None:
         """Nothing is watched yet.
 
@@ -60,7 +60,7 @@ class EngineWatch:
             perf: predicts its steps.
             clock: that of `perf` and of the event loop.
             compiles: its steps may compile kernels.
-            lost_rank: which of its ranks has ended; empty: none.
+            lost_rank: which of its ranks has ended; empty: none. None: it has no others.
         """
         self._steps = {engine: _Step() for engine in engines}
         self._running = running
@@ -92,7 +92,7 @@ class EngineWatch:
         Raises:
             NodeSick: its loop, its thread or a rank has ended, or its step takes too long.
         """
-        if lost := self._lost_rank():
+        if self._lost_rank is not None and (lost := self._lost_rank()):
             raise NodeSick(f"{Sickness.RANK_LOST}: {lost}")
         now_s = self._clock.now()
         in_time = now_s < self._due_s + TICK_S

@@ -306,7 +306,7 @@ class Node:
             parts.perf,
             parts.clock,
             compiles=compiles,
-            lost_rank=self._ranks.lost,
+            lost_rank=None if self._ranks.others is None else self._ranks.lost,
         )
 
     async def _end_sick(self, sick: NodeSick) -> NoReturn:

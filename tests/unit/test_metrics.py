@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import pdserve
 from coordinator.nodes.registry import Registry
-from coordinator.status import watch_nodes
+from coordinator.status import kv_used, watch_nodes
 from pdserve.metrics import CoordinatorMetrics, NodeMetrics
 from pdserve.protocol import LoadReport, NodeRole, NodeState, Sickness
 from tests.fakes.hellos import node_hello
@@ -83,3 +83,17 @@ def test_nodes_are_counted_by_pool_as_long_as_they_are_ready() -> None:
     registry.remove(members[1])
     registry.remove(members[0])
     assert counts() == [0, 1, 1]
+
+
+def test_kv_in_use_is_told_of_each_pool_that_has_nodes() -> None:
+    registry, metrics = Registry(), CoordinatorMetrics()
+    watch_nodes(registry, metrics)
+    assert kv_used(registry) == {}
+    for name, free in (("d", 1.0), ("e", 0.5)):
+        hello = node_hello(name, NodeRole.DECODE)
+        member = registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
+        num_free = int(free * hello.num_blocks)
+        load = LoadReport(state=NodeState.READY, role=NodeRole.DECODE, free_blocks=num_free)
+        registry.report(member, load)
+    assert kv_used(registry) == {"decode": 0.25}
+    assert samples(metrics)["pdserve_kv_cache_usage_ratio"] == 0.25

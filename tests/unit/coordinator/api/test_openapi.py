@@ -56,7 +56,7 @@ def app(*, with_page: bool = True) -> web.Application:
     ordered = Ordered(changes, Drains(registry, mode), revisions)
     add_admin_routes(made, lambda node_id: ordered, lambda name: ordered)
     if with_page:
-        add_page_routes(made, Live(FakeGenerator().status, History()))
+        add_page_routes(made, Live(FakeGenerator().status, dict, History()))
     return made
 
 

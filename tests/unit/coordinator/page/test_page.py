@@ -34,7 +34,7 @@ from coordinator.requests.journey import Journey
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import KeyBook
 from pdserve.protocol import Slo
-from pdserve.protocol.status import ClusterStatus
+from pdserve.protocol.status import ClusterStatus, RoleName
 from pdserve.settings.access import hash_key
 from pdserve.shared.clock import ManualClock
 from tests.fakes.generator import (
@@ -42,6 +42,8 @@ from tests.fakes.generator import (
     node_status,
     tiny_catalog,
 )
+
+KV_USED: dict[RoleName, float] = {"prefill": 0.0, "decode": 0.75}
 
 
 def status() -> ClusterStatus:
@@ -95,16 +97,16 @@ def test_a_period_sums_up_its_calls() -> None:
     history.call_ended(summary(status=429, error_code="overloaded", **NOTHING))
     history.call_ended(summary(status=502, error_code="node_lost", **NOTHING))
     history.call_ended(summary(status=499, error_code="client_disconnected"))
-    period = history.current(status())
+    period = history.current(KV_USED)
     assert period.endings == {"answered": 3, "refused": 1, "failed": 1, "left": 1}
     assert period.errors == {"overloaded": 1, "node_lost": 1, "client_disconnected": 1}
     assert (period.prompt_tokens, period.cached_tokens, period.output_tokens) == (60, 24, 16)
     assert milliseconds(period.ttft) == [51, 51, 71, 199], "within 2.5 %"
     assert milliseconds(period.tpot) == [10, 10, 10, 10]
     assert period.promises == {"chat": Kept(kept=3, calls=6)}
-    assert period.kv_used == {"prefill": 0.0, "decode": 0.75}
-    history.end_period(status())
-    empty = history.current(status())
+    assert period.kv_used == KV_USED
+    history.end_period(KV_USED)
+    empty = history.current(KV_USED)
     assert (empty.endings, empty.errors, empty.ttft, empty.promises) == ({}, {}, {}, {})
 
 
@@ -112,14 +114,14 @@ def test_a_period_sums_up_its_calls() -> None:
 def test_what_clients_do_wrong_is_no_failure(code: int) -> None:
     history = History()
     history.call_ended(summary(status=code, error_code="invalid_request", **NOTHING))
-    (ending,) = history.current(status()).endings
+    (ending,) = history.current(KV_USED).endings
     assert ending == ("left" if code == 499 else "rejected")
 
 
 def test_a_class_that_promises_nothing_keeps_no_promise() -> None:
     history = History()
     history.call_ended(summary(slo=Slo(name="standard")))
-    assert history.current(status()).promises == {}
+    assert history.current(KV_USED).promises == {}
 
 
 def test_a_burst_between_two_looks_is_seen() -> None:
@@ -130,11 +132,11 @@ def test_a_burst_between_two_looks_is_seen() -> None:
     clock.advance(0.5)
     history.load_changed(inflight=0, waiting=0)
     clock.advance(0.5)
-    period = history.current(status())
+    period = history.current(KV_USED)
     assert (period.most_inflight, period.mean_inflight, period.most_waiting) == (8, 2.0, 3)
     assert period.seconds == 2.0
-    history.end_period(status())
-    assert history.current(status()).most_inflight == 0
+    history.end_period(KV_USED)
+    assert history.current(KV_USED).most_inflight == 0
 
 
 def test_a_level_begins_with_what_is_left() -> None:
@@ -149,7 +151,7 @@ def test_tenants_are_counted_and_bounded() -> None:
     history = History()
     for number in range(MOST_TENANTS + 7):
         history.call_ended(summary(tenant=f"t{number}"))
-    tenants = history.current(status()).tenants
+    tenants = history.current(KV_USED).tenants
     assert len(tenants) == MOST_TENANTS + 1
     assert tenants["t0"].endings == {"answered": 1}
     assert (tenants[OTHERS].endings, tenants[OTHERS].output_tokens) == ({"answered": 7}, 28)
@@ -163,7 +165,7 @@ def test_what_is_kept_is_bounded() -> None:
     history.journey_ended(ended("gone", "request_cancelled"))
     for number in range(2 * MOST_PERIODS):
         history.journey_ended(ended(str(number)))
-        history.end_period(status())
+        history.end_period(KV_USED)
     assert len(history.periods) == MOST_PERIODS
     kept = {one.request_id: one for one in history.journeys_since(0)}
     assert len(kept) <= MOST_LAST + MOST_SLOWEST + MOST_UNANSWERED
@@ -192,7 +194,7 @@ async def served(
     **pace: Any,
 ) -> AsyncIterator[aiohttp.ClientSession]:
     app = create_app(tiny_catalog(), tenants=tenants, metrics=metrics)
-    live = Live(told, history, **pace)
+    live = Live(told, lambda: KV_USED, history, **pace)
     add_page_routes(app, live)
     timeout = aiohttp.ClientTimeout(total=30)
     async with (
@@ -210,7 +212,7 @@ async def news(response: aiohttp.ClientResponse) -> News:
 
 async def test_who_watches_gets_everything_and_then_what_is_new() -> None:
     history = History()
-    history.end_period(status())
+    history.end_period(KV_USED)
     history.journey_ended(ended("before"))
     async with (
         served(history, news_s=0.02, num_per_period=2) as client,
