@@ -1,6 +1,6 @@
 """When is it too late to begin a prompt, or to go on with it? One rule of node policies and router.
 
-Under overload, nodes with `edf-slack` (`pdserve/engine/prompts/slack.py`) compute prompts that can
+Under overload, nodes with `edf-slack` (`pdserve/engine/prompts/order.py`) compute prompts that can
 no longer be in time after all others of the same payer, and the router does not let a new prompt
 wait for them (`coordinator/routing/loads/prefill.py`).
 """

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pdserve.engine.prompts.order import PromptOrder, PromptRule
+from pdserve.engine.prompts.order import DueWithSlack, PromptOrder, PromptRule
 from pdserve.engine.prompts.shortest import Arrival, Buckets, ShortestFirst
-from pdserve.engine.prompts.slack import DueWithSlack
 from pdserve.measured.perf_model import PerfModel
 from pdserve.settings.config import PREFILL_POLICIES
 from pdserve.shared.clock import Clock

@@ -13,9 +13,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pdserve.engine.request import Request
-from pdserve.engine.row_edits import Ids
-from pdserve.engine.sampling.permitted import edits_of
+from pdserve.engine.request import Ahead, Request
+from pdserve.engine.row_edits import Ids, RowEdits
+
+
+def edits_of(request: Request, eos_token_ids: frozenset[int]) -> RowEdits:
+    """Return what changes the request's logits in this step; made with its first step."""
+    if isinstance(request, Ahead):
+        return edits_of(request.base, eos_token_ids).further(request.output_token_ids)
+    edits = request.edits
+    if edits is None:
+        edits = RowEdits(request.sampling, request.prompt_token_ids, eos_token_ids)
+        request.edits = edits
+    edits.follow(request.output_token_ids)
+    return edits
 
 
 def adjust_logits(

@@ -20,8 +20,7 @@ pytest.importorskip("triton")
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.interface import Draws
-from pdserve.engine.sampling.permitted import with_allowed_ids
-from pdserve.engine.sampling.sampler import sample_natively
+from pdserve.engine.sampling.sampler import sample_natively, with_allowed_ids
 from pdserve.shared.errors import NoTokenLeft, RequestsFailed, UnusableLogits
 from tests.fakes.late_copies import PromptCopies
 from tests.kernels.sampling_cases import EOS, FILTERS, logits, make_row, rows

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pdserve.engine.prompts.order import QueuedPrompt
-from pdserve.engine.prompts.slack import DueWithSlack
+from pdserve.engine.prompts.order import DueWithSlack, QueuedPrompt
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
 from pdserve.settings.config import PrefillPolicyName

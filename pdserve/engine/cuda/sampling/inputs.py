@@ -18,8 +18,7 @@ from torch import Tensor
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.row_edits import Ids
 from pdserve.engine.sampling.interface import Draws
-from pdserve.engine.sampling.permitted import edited_rows, with_allowed_ids
-from pdserve.engine.sampling.sampler import num_ranked, pack_params
+from pdserve.engine.sampling.sampler import edited_rows, num_ranked, pack_params, with_allowed_ids
 
 
 class EditKind(IntEnum):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdserve.engine.request import Request
 from pdserve.engine.row_edits import RowEdits
-from pdserve.engine.sampling.permitted import edits_of
+from pdserve.engine.sampling.adjust import edits_of
 from pdserve.protocol import BadWord, SamplingParams
 from tests.requests import make_request
 
