@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tools.house.chat import files_of_a_chat
+from tools.house.chat import Entered, files_of_a_chat
 from tools.house.documents import Document, read_documents
 from tools.house.files import AREAS, File, length, num_parameters, read_files
 
@@ -127,16 +127,18 @@ def num_options(command: str) -> int:
     return len(re.findall(r"^  (?:-h, )?--", shown.stdout, re.MULTILINE)) - 1  # not --help
 
 
-def chat_report(files: list[File], entered: dict[str, set[Path]]) -> Iterator[str]:
-    """The size of what a chat enters, by process |-> paths from the root."""
+def chat_report(files: list[File], entered: dict[str, Entered]) -> Iterator[str]:
+    """The size of what a chat enters, by process."""
     sizes = {file.path: file for file in files}
-    yield "\nEntered by one streamed chat, prefilled on one node and decoded on another"
-    for process, paths in entered.items():
-        yield f"{process:24} {_size(sizes[path] for path in paths)}"
-    together = set().union(*entered.values())
+    yield "\nEntered by one streamed chat, prefilled on one node and decoded on another, with ticks"
+    for process, found in entered.items():
+        yield f"{process:24} {_size(sizes[path] for path in found.together)}"
+    together = set().union(*(found.together for found in entered.values()))
     yield f"{'together':24} {_size(sizes[path] for path in together)}"
+    by_chat = set().union(*(found.by_chat for found in entered.values()))
+    yield f"{'of these by ticks alone':24} {_size(sizes[path] for path in together - by_chat)}"
     for path in sorted(together):
-        marks = " ".join(name for name, paths in entered.items() if path in paths)
+        marks = " ".join(name for name, found in entered.items() if path in found.together)
         yield f"  {path} ({marks})"
 
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,11 +29,24 @@ liveness_s = 600
 """
 
 
-def files_of_a_chat(root: Path) -> dict[str, set[Path]]:
+@dataclass(frozen=True)
+class Entered:
+    """The files of the project that one process enters, as paths from its root."""
+
+    by_chat: set[Path]  # while a chat runs: what is the chat's, and what just then was due
+    by_ticks: set[Path]  # while the cluster is idle
+
+    @property
+    def together(self) -> set[Path]:
+        """Both: what looks at regular intervals is counted, whether or not it was due."""
+        return self.by_chat | self.by_ticks
+
+
+def files_of_a_chat(root: Path) -> dict[str, Entered]:
     """Process |-> the files below `root` that one chat enters there, after one like it.
 
-    A file counts if a function of it ran that an idle cluster does not run, too: what looks at
-    regular intervals would be counted by chance.
+    What looks at regular intervals would be entered by chance while the chat runs. So it is noted
+    while the cluster is idle, too.
 
     The cluster is `pdserve up` of the working directory with the demo model: one prefill node and
     one decode node.
@@ -58,7 +72,10 @@ def files_of_a_chat(root: Path) -> dict[str, set[Path]]:
                 time.sleep(SETTLE_S)
                 idle = _entered(pids, folder, lambda: time.sleep(IDLE_S))
                 chat = _entered(pids, folder, lambda: _chat(url, "What is 11 plus 31?"))
-                return {role: _files(chat[role] - idle[role], root) for role in ROLES}
+                return {
+                    role: Entered(_files(chat[role], root), _files(idle[role], root))
+                    for role in ROLES
+                }
             finally:
                 up.send_signal(signal.SIGINT)
                 up.wait(START_S)
