@@ -32,7 +32,7 @@ from coordinator.api.scoring.plan import (
 )
 from coordinator.api.server.callers import admit, admit_keyed, begin
 from coordinator.api.server.middleware import speaks_messages
-from coordinator.api.tiers.run import in_tiers
+from coordinator.api.tiers.run import plan_in_tiers
 
 _T = TypeVar("_T", bound=Struct)
 Plan: TypeAlias = CallPlan | EmbeddingPlan | ScoringPlan
@@ -46,6 +46,18 @@ class Endpoint:
 
     plan: Planner
     is_keyed: bool = True  # whether it heeds an idempotency key
+
+
+def in_tiers(plan: Callable[[Ask], Awaitable[CallPlan]]) -> Callable[[Ask], Awaitable[CallPlan]]:
+    """Return a planner of calls that also plans those for cascades."""
+
+    async def planned(ask: Ask) -> CallPlan:
+        cascade = ask.cascade
+        if cascade is None:
+            return await plan(ask)
+        return await plan_in_tiers(ask, cascade, plan, lambda call: call, lambda _, call: call)
+
+    return planned
 
 
 CALLS = web.AppKey("CALLS", dict[str, Endpoint])

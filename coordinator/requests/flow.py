@@ -436,7 +436,8 @@ class Flow:
         self._by_leg.pop(running.request.request_id, None)
         self._dispatcher.end_takeover(running, "the request has ended")
         self._resumes.ended(running)
-        self._claims.ended(running)
+        if running.request.is_claimable:
+            self._claims.ended(running)
         self._admission.line.leave(request_id)
         num_tokens = running.num_tokens if by_itself else 0
         now_s = self._clock.now()

@@ -10,7 +10,7 @@ from aiohttp import web
 from coordinator.api.answer.bodies import json_answer
 from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.run import answer
-from coordinator.api.calls import Endpoint, read_ask
+from coordinator.api.calls import Endpoint, in_tiers, read_ask
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.prompt.chat import encode_chat
 from coordinator.api.prompt.fit import num_left
@@ -20,7 +20,6 @@ from coordinator.api.responses.chat_request import in_our_words
 from coordinator.api.responses.items import KeptItem
 from coordinator.api.responses.objects import InputTokens
 from coordinator.api.server import callers
-from coordinator.api.tiers.run import in_tiers
 from coordinator.api.tokens import counting
 from coordinator.stateful.asked import read_asked
 from coordinator.stateful.background import BackgroundRun

@@ -93,7 +93,12 @@ async def plan_asked(
     async def plan(ask: Ask) -> Planned:
         return await plan_response(await read(ask), ask, frame, order)
 
-    return await plan_in_tiers(ask, plan, lambda p: p.call, lambda p, call: replace(p, call=call))
+    cascade = ask.cascade
+    if cascade is None:
+        return await plan(ask)
+    return await plan_in_tiers(
+        ask, cascade, plan, lambda p: p.call, lambda p, call: replace(p, call=call)
+    )
 
 
 async def as_fitted(asked: Asked, attempt: Callable[[Sequence[KeptItem]], Awaitable[T]]) -> T:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.models.cascade import Cascade
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +18,8 @@ class Ask:
     headers: Mapping[str, str]  # those that set its terms; names in any case
     context: ApiContext
     trace: RequestTrace  # of an admitted caller
+
+    @property
+    def cascade(self) -> Cascade | None:
+        """The cascade that it is for; None: it is for a model."""
+        return self.context.models.cascade(self.values.get("model"), self.trace.owner)

@@ -26,29 +26,22 @@ ANSWERED: Final = "answered"
 _TOO_LONG: Final = "context"  # the prompt does not fit
 
 
-def in_tiers(plan: Plan[CallPlan]) -> Plan[CallPlan]:
-    """Return a planner of calls that also plans those for cascades."""
-
-    async def planned(ask: Ask) -> CallPlan:
-        return await plan_in_tiers(ask, plan, lambda call: call, lambda _, call: call)
-
-    return planned
-
-
 async def plan_in_tiers(
-    ask: Ask, plan: Plan[T], call_of: Callable[[T], CallPlan], with_call: Callable[[T, CallPlan], T]
+    ask: Ask,
+    cascade: Cascade,
+    plan: Plan[T],
+    call_of: Callable[[T], CallPlan],
+    with_call: Callable[[T, CallPlan], T],
 ) -> T:
-    """Plan a call; for a cascade, find the tier that answers it.
+    """Plan a call for a cascade: find the tier that answers it.
 
     Args:
+        cascade: that the call is for (`Ask.cascade`).
         plan: plans a call for one model, and may be called for several.
         call_of: returns the call of what it returns; `with_call` returns that with another call.
 
     Raises what `plan` raises, and what generations raise.
     """
-    cascade = ask.context.models.cascade(ask.values.get("model"), ask.trace.owner)
-    if cascade is None:
-        return await plan(ask)
     run = _Run(ask, cascade)
     _check_known(run.known, cascade)
     *_, last = cascade.tiers

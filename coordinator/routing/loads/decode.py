@@ -156,7 +156,8 @@ class DecodeShares(SlotArrays):
 
     def add(self, slot: int, service_class: ServiceClass, sign: int) -> None:
         """Count a leg (sign 1), or no longer (-1)."""
-        self.reserve(slot)
+        if slot >= self.capacity:
+            self.reserve(slot)
         column = self._column(service_class)
         self._legs[slot, column] += sign
         self._num_of_class[service_class] += sign

@@ -142,7 +142,8 @@ class PrefillQueues(SlotArrays):
     def push(self, member: Member, request_id: str, prompt: PendingPrompt, now_s: float) -> None:
         """Add a prompt that was sent to a node."""
         slot = member.slot
-        self.reserve(slot)
+        if slot >= self.capacity:
+            self.reserve(slot)
         queue = self._queues.get(slot)
         if queue is None:
             queue = self._queues[slot] = _Queue(member)
