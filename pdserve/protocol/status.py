@@ -200,7 +200,10 @@ class ClusterStatus(Message, frozen=True, kw_only=True):
         return next((node for node in self.nodes if node.node_id == node_id), None)
 
     def waiting_for(self, node_ids: list[str]) -> str:
-        """The nodes that are neither ready nor on standby: "decode-0 (loading 40%)"."""
+        """The nodes that are neither ready nor on standby: "decode-0 (loading 40%)".
+
+        Also adapters of the settings, until they are served, or a node has said why not.
+        """
         parts = []
         for node_id in node_ids:
             node = self.node(node_id)
@@ -214,6 +217,9 @@ class ClusterStatus(Message, frozen=True, kw_only=True):
                 parts.append(f"{node_id} (sick: {node.reason})")
             elif node.state != "ready":
                 parts.append(f"{node_id} ({node.state})")
+        for adapter in self.coordinator.adapters:
+            if not adapter.digest and not adapter.refusals:
+                parts.append(f"adapter {adapter.name} (loading)")
         return ", ".join(parts)
 
 

@@ -18,7 +18,9 @@ from pdserve.commands.cluster.status import fetch_status
 from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.protocol import DraftState, LinkState
 from pdserve.protocol.status import (
+    AdapterStatus,
     ClusterStatus,
+    CoordinatorStatus,
     FailingPeer,
     NodeStatus,
     PrefixStatus,
@@ -185,6 +187,17 @@ def test_who_is_waited_for():
         "prefill-0 (loading 40%), decode-0 (draining), decode-2 (not attached)"
     )
     assert STATUS.waiting_for(["decode-1"]) == ""
+
+
+def test_adapters_of_the_settings_are_waited_for():
+    """Else the first requests to them are refused; one that cannot be loaded stops nobody."""
+    adapters = [
+        AdapterStatus(name="sql", digest="a1"),
+        AdapterStatus(name="poems"),
+        AdapterStatus(name="bad", refusals={"": "no folder"}),
+    ]
+    loading = msgspec.structs.replace(STATUS, coordinator=CoordinatorStatus(adapters=adapters))
+    assert loading.waiting_for(["decode-1"]) == "adapter poems (loading)"
 
 
 @asynccontextmanager
