@@ -29,6 +29,7 @@ from pdserve.protocol import FinishReason
 
 Hold = Callable[[Sequence[Scheduled]], Collection[Request]]
 Speculate = Callable[[list[Scheduled]], list[Scheduled]]
+Awaits = Callable[[Sequence[Scheduled], float], bool]
 Draft = Callable[[], Callable[[], None] | None]
 
 
@@ -54,6 +55,8 @@ class EngineCore:
         self.eos_token_ids = eos_token_ids
         self.hold: Hold = lambda rows: ()  # which requests of a plan are not ready, and sit it out
         self.speculate: Speculate = lambda rows: rows  # gives requests drafts, and rows with them
+        # Whether the next step is planned with the tokens of this one, if a device waits so long.
+        self.awaits: Awaits = lambda rows, gap_s: False
         self.draft: Draft = no_drafts  # what is computed before a plan, while no step runs
         self._requests: dict[str, Request] = {}
         if beside is not None:

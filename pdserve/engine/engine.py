@@ -20,7 +20,8 @@ foreseen (`foresight.py`):
     result of step k - 1 ──► plan, layout and launch of step k + 1 ──► report of step k - 1
     the device: step k ─────────────────────────────────────────────────────► step k + 1 ──►
 
-There a step begins when the one before it has ended, however early it was launched.
+There a step begins when the one before it has ended, however early it was launched. Where drafts
+are expected to gain more than the wait, step k + 1 is planned with the tokens of step k instead.
 
 With an engine beside it (multiplexed mode), there are two such loops over the same requests, each
 with a thread of its own: that of the first engine computes decodes, the other one prompts.
@@ -41,7 +42,7 @@ from pdserve.engine.core import no_drafts
 from pdserve.engine.interface import Runner, Sampled, StepObserver, shape_of
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Policy, Queues, StepRuns
-from pdserve.engine.step_ends import StepEnds, StepTimes
+from pdserve.engine.step_ends import STEP_TIME_WEIGHT, StepEnds, StepTimes
 from pdserve.engine.steps.launched import StepUnderWay
 from pdserve.engine.steps.thread import StepThread
 from pdserve.shared.errors import DeadlineExceeded, PdserveError
@@ -81,6 +82,7 @@ class Engine(StepEnds):
         self.step: Sequence[Scheduled] | None = None  # that is being computed
         self._unfit: list[tuple[Request, PdserveError]] = []  # not reported yet
         self._is_stopping = False
+        self._gap_s = 0.0  # of a device between two steps, if the second is not launched ahead
 
     # ---- verbs: those of the core, which also wake the loop --------------------------------------
 
@@ -128,8 +130,7 @@ class Engine(StepEnds):
         loop = _Loop(runner, observer, thread)
         step = self._step
         if runner.launcher is not None:
-            step, self.speculate = self._launched_steps, list  # what follows a draft is unforeseen
-            self.draft = no_drafts
+            step, self.draft = self._launched_steps, no_drafts
         self._is_stopping = False
         try:
             while not self._is_stopping:
@@ -267,6 +268,7 @@ class Engine(StepEnds):
             self._report(loop.observer)
             loop.runner.foresee(rows)
             await launch.result
+            self._note_gap(step)
             while True:
                 ahead = self._launched_ahead(step, loop.thread)
                 newest = ahead or step
@@ -277,11 +279,19 @@ class Engine(StepEnds):
             loop.thread.submit(newest.settle)  # the thread does not end before the device is done
             raise
 
+    def _note_gap(self, step: StepUnderWay) -> None:
+        """Learn for how long a device has waited for a step of decodes that has been launched."""
+        if step.shape.is_decode and self._last_end_s is not None:
+            gap_s = self._clock.now() - self._last_end_s
+            self._gap_s += STEP_TIME_WEIGHT * (gap_s - self._gap_s)
+
     def _launched_ahead(self, step: StepUnderWay, thread: StepThread) -> StepUnderWay | None:
         """Launch the step after this one, which is under way; None if it cannot be foreseen."""
         if self._is_stopping or step.error is not None:
             return None
         if not step.shape.is_decode or not step.prepared.can_be_followed:
+            return None
+        if self.awaits(step.rows, self._gap_s):
             return None
         now_s = self._clock.now()
         try:

@@ -73,7 +73,6 @@ class ModelFacts:
     eos_token_ids: frozenset[int]
     compiler: GrammarCompiler
     short_len: int = 0  # as NodeHello
-    device: str = "cpu"  # that computes its steps
 
     @classmethod
     def of(cls, model: NodeModel) -> ModelFacts:
@@ -91,7 +90,6 @@ class ModelFacts:
             eos_token_ids=model.config.eos_token_ids,
             compiler=grammar_compiler(model),
             short_len=model.config.short_len,
-            device=str(model.device),
         )
 
 
@@ -147,7 +145,7 @@ def make_parts(
     watch_drafts(metrics, speculation)
     watch_draft_texts(metrics, texts)
     if config.speculation.mode == "auto":
-        engine.speculate = speculation
+        engine.speculate, engine.awaits = speculation, speculation.awaits
     fetch_parts = FetchParts(
         pool=pool,
         identity=identity,
@@ -179,7 +177,7 @@ def make_parts(
         preparation=Preparation(fetcher, model.compiler, engine),
         max_model_len=model.max_model_len,
         short_len=model.short_len,
-        no_drafts=no_drafts(config.speculation, model.device),
+        no_drafts=no_drafts(config.speculation),
         vocab_size=model.vocab_size,
         identity=identity,
         exporter=exporter,

@@ -19,7 +19,7 @@ class SpeculationConfig(ConfigStruct, frozen=True):
     mode: Annotated[
         Literal["auto", "off"],
         Meta(
-            description="auto: several tokens a step where they can be guessed (CPU only); the "
+            description="auto: several tokens a step where they can be guessed; the "
             "answers stay the same",
             extra={"flag": "speculation_mode"},
         ),
@@ -28,7 +28,7 @@ class SpeculationConfig(ConfigStruct, frozen=True):
         list[SourceName],
         Meta(
             description="who guesses: the stream's own text, its client, former answers to its "
-            "tenant, what a grammar forces, a smaller model; empty: all",
+            "tenant, what a grammar forces, a smaller model (on CPUs); empty: all",
             extra={"flag": "speculation_sources"},
         ),
     ] = msgspec.field(default_factory=list)
@@ -60,10 +60,6 @@ def draft_model(speculation: SpeculationConfig) -> str:
     return speculation.model if asks(speculation, "model") else ""
 
 
-def no_drafts(speculation: SpeculationConfig, device: str) -> str:
-    """Return why steps on a device compute one token of a stream; empty: they may do several."""
-    if speculation.mode == "off":
-        return "speculation.mode is off"
-    if device != "cpu":
-        return f"its steps run on {device}, ahead of the host, which does not know their tokens yet"
-    return ""
+def no_drafts(speculation: SpeculationConfig) -> str:
+    """Return why steps compute one token of a stream; empty: they may do several."""
+    return "speculation.mode is off" if speculation.mode == "off" else ""

@@ -37,6 +37,7 @@ class Proposal(NamedTuple):
     tokens: Sequence[int]
     likely: float  # that one of them is right, if those before it are
     mask_s: float  # time of the mask that each of them needs
+    chance: float = 1.0  # that what is before them is right
 
 
 class Speculation:
@@ -87,6 +88,35 @@ class Speculation:
         shape = shape_of(rows)
         if not shape.is_decode:
             return rows
+        proposals = self._proposals(rows)
+        return self._with_drafts(rows, shape, proposals) if proposals else rows
+
+    def awaits(self, rows: Sequence[Scheduled], gap_s: float) -> bool:
+        """Whether the step behind one that runs is worth being planned with its tokens.
+
+        A device goes on without them otherwise, and then no stream has drafts. What is guessed now
+        begins with the token that the step computes.
+
+        Args:
+            rows: of the step that runs, which has decodes only, and no drafts.
+            gap_s: for how long the device waits then.
+        """
+        behind = [
+            one._replace(tokens=one.tokens[1:], chance=one.likely)
+            for one in self._proposals(rows)
+            if len(one.tokens) > 1
+        ]
+        if not behind:
+            return False
+        if any(self._worth(rows, shape_of(rows), behind, gap_s)):
+            return True
+        for one in behind:
+            if one.request.guesses is not None:
+                one.request.guesses.untried()
+        return False
+
+    def _proposals(self, rows: Sequence[Scheduled]) -> list[Proposal]:
+        """Return the best of each stream's drafts, where there are any."""
         for request in [row.request for row in rows if row.request.guesses is None]:
             request.guesses = Guesses(request, self._sources, self.counts, self._masks)
         proposals: list[Proposal] = []
@@ -103,14 +133,14 @@ class Speculation:
                     is_found = True
             if is_found and (best := guesses.taken(request)) is not None:
                 proposals.append(Proposal(request, *best))
-        return self._with_drafts(rows, shape, proposals) if proposals else rows
+        return proposals
 
     def _with_drafts(
         self, rows: list[Scheduled], shape: StepShape, proposals: Sequence[Proposal]
     ) -> list[Scheduled]:
         taken = self._worth(rows, shape, proposals)
         num_spare = self._pool.num_free - len(rows)  # each stream may need a block of its own
-        for (request, tokens, _, mask_s), num_taken in zip(proposals, taken, strict=True):
+        for (request, tokens, _, mask_s, _), num_taken in zip(proposals, taken, strict=True):
             assert request.guesses is not None, "it has proposed something"
             if not num_taken:  # as of all streams, under load: no further call is made
                 request.guesses.untried()
@@ -140,11 +170,16 @@ class Speculation:
         if not number:
             return
         further_s = max(0.0, self._step_s(_larger(shape, number)) - self._step_s(shape))
-        for request, _, _, mask_s in drafted:
-            self.charge(request, len(request.draft) * (further_s / number + mask_s))
+        for one in drafted:
+            draft_s = further_s / number + one.mask_s
+            self.charge(one.request, len(one.request.draft) * draft_s)
 
     def _worth(
-        self, rows: Sequence[Scheduled], shape: StepShape, proposals: Sequence[Proposal]
+        self,
+        rows: Sequence[Scheduled],
+        shape: StepShape,
+        proposals: Sequence[Proposal],
+        gap_s: float = 0.0,
     ) -> list[int]:
         """Return how many drafts of each proposal are worth their time.
 
@@ -152,9 +187,10 @@ class Speculation:
             rows: of the step without drafts.
             shape: of these.
             proposals: of at most one for each row.
+            gap_s: that a step with drafts takes longer, however many.
         """
         # The next draft of each stream, likeliest first: that it is right, and so are those before.
-        nexts = [(-one.likely, 1, stream) for stream, one in enumerate(proposals)]
+        nexts = [(-one.chance * one.likely, 1, stream) for stream, one in enumerate(proposals)]
         heapify(nexts)
         tokens = float(len(rows))
         plain_s = self._step_s(shape)
@@ -163,7 +199,7 @@ class Speculation:
         if len(proposals) < len(rows):  # who gains nothing does not pay for who does
             limit_s = min(limit_s, _SHARED * plain_s)
         most = max(0, min(MOST_OF_STEP, self._most_rows - len(rows)))
-        masks_s, considered = 0.0, list[int]()  # the stream of each
+        further_s, considered = gap_s, list[int]()  # the stream of each
         while nexts and len(considered) < most:
             chance, place, stream = nexts[0]
             one = proposals[stream]
@@ -173,8 +209,8 @@ class Speculation:
                 heappop(nexts)
             considered.append(stream)
             tokens -= chance
-            masks_s += one.mask_s
-            step_s = self._step_s(_larger(shape, len(considered))) + masks_s
+            further_s += one.mask_s
+            step_s = self._step_s(_larger(shape, len(considered))) + further_s
             if step_s > limit_s or tokens / step_s < best * _GIVEN_UP:
                 break
             if tokens / step_s > best:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.grammar.masks import mask_logits
-from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.request import Ahead, Request, SampledToken
 from pdserve.engine.sampling.adjust import adjust_logits
 from pdserve.engine.sampling.draw import draw_tokens
 from pdserve.engine.sampling.limits import GREEDY_BELOW, nothing_to_choose
@@ -26,9 +26,13 @@ def sample_by_torch(
     adjusted = adjust_logits(mask_logits(logits, masks), requests, eos_token_ids)
     likeliest = adjusted.argmax(dim=-1)  # a NaN if there is one; ties go to the lowest id
     peaks = adjusted.gather(1, likeliest[:, None])[:, 0]
-    _check_finite(peaks, logits, requests)
-    token_ids: list[int] = likeliest.tolist()
-    rows = [i for i, request in enumerate(requests) if request.sampling.temperature >= GREEDY_BELOW]
+    is_missing = _missing(peaks, logits, requests)
+    token_ids: list[int] = likeliest.masked_fill(is_missing, -1).tolist()
+    rows = [
+        i
+        for i, request in enumerate(requests)
+        if token_ids[i] >= 0 and request.sampling.temperature >= GREEDY_BELOW
+    ]
     if rows:
         drawn = draw_tokens(adjusted[rows], peaks[rows], [requests[i] for i in rows])
         for i, token_id in zip(rows, drawn, strict=True):
@@ -37,11 +41,17 @@ def sample_by_torch(
     return [SampledToken(token_id, logprobs.get(i)) for i, token_id in enumerate(token_ids)]
 
 
-def _check_finite(peaks: Tensor, logits: Tensor, requests: Sequence[Request]) -> None:
-    finite = peaks.isfinite()
-    if not bool(finite.all()):
-        rows = (~finite).nonzero()[:, 0].tolist()
+def _missing(peaks: Tensor, logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """Return [num_requests] bool: where no token can be chosen, nor need be, behind a draft."""
+    is_missing = ~peaks.isfinite()
+    rows = [
+        row
+        for row in is_missing.nonzero()[:, 0].tolist()
+        if not isinstance(requests[row], Ahead)
+    ]
+    if rows:
         raise nothing_to_choose(logits[rows], [requests[row] for row in rows])
+    return is_missing
 
 
 def _logprobs(
@@ -51,7 +61,7 @@ def _logprobs(
     num_top = {
         i: request.sampling.logprobs
         for i, request in enumerate(requests)
-        if request.sampling.logprobs is not None
+        if request.sampling.logprobs is not None and token_ids[i] >= 0
     }
     if not num_top:
         return {}

@@ -131,7 +131,40 @@ def test_what_no_graph_takes() -> None:
     assert not graphs.takes(decode_batch(3, width=6)), "a context longer than the tables"
     assert not graphs.takes(replace(batch, sampled_rows=torch.arange(2))), "a row is not sampled"
     chunk = replace(make_batch(4, 3, 4, 1), sampled_rows=torch.arange(3))
-    assert not graphs.takes(chunk), "a request has two rows"
+    assert not graphs.takes(chunk), "a row is not sampled"
+
+
+def test_each_draft_has_a_row_of_its_own() -> None:
+    """It sees the blocks of its request, up to its own place."""
+    graphs, recorder, step = make_graphs()
+    batch = decode_batch(2)
+    attention = replace(
+        batch.attention,
+        query_start=torch.tensor([0, 1, 4], dtype=torch.int32),
+        slot_mapping=torch.arange(4),
+    )
+    numbers = {"token_ids": torch.arange(4) + 7, "positions": torch.arange(4)}
+    drafted = replace(batch, **numbers, attention=attention, sampled_rows=torch.arange(4))
+    assert graphs.takes(drafted)
+    found = graphs.logits(drafted, staging())
+    assert found[:, 0].tolist() == [7, 8, 9, 10]
+    assert [r.num_replays for r in recorder.recordings] == [0, 0, 1]
+    given, (first, second) = step.inputs[-1].attention, attention.context_lens.tolist()
+    assert given.context_lens.tolist() == [first, second - 2, second - 1, second]
+    for row, owner in enumerate([0, 1, 1, 1]):
+        blocks = attention.block_tables[owner, : owner + 1]
+        assert torch.equal(given.block_tables[row, : owner + 1], blocks)
+
+
+def test_a_chunk_that_is_scored_is_no_draft() -> None:
+    """Its rows would read the whole context each."""
+    graphs, _, _ = make_graphs(buckets=(1, 64))
+    batch = decode_batch(2)
+    starts = torch.tensor([0, 1, 41], dtype=torch.int32)
+    rows = {"token_ids": torch.zeros(41, dtype=torch.int64), "sampled_rows": torch.arange(41)}
+    assert not graphs.takes(
+        replace(batch, **rows, attention=replace(batch.attention, query_start=starts))
+    )
 
 
 def test_memory_bounds_the_graphs_from_the_largest_down() -> None:

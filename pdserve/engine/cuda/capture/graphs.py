@@ -3,6 +3,9 @@
 A graph replays the captured work on the same memory, so batches are copied straight into persistent
 tensors, and are padded to one of a few sizes. A padding row has no context and no slot: it neither
 reads nor writes the pool, and its logits are dropped.
+
+A graph has one row for each request. The row of a draft is one more of the same block table: keys
+of all rows are written before a layer attends, so it sees those before it.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +31,7 @@ from pdserve.engine.steps.batch import Batch
 BUCKETS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # numbers of rows
 MAX_GRAPH_BYTES: Final = 2 << 30
 CARGO_BYTES: Final = 16 << 20  # room for what goes with a batch: a mask is 19 KB at 152k tokens
+_MOST_OF_REQUEST: Final = 32  # rows: each reads the whole context, and chunks read it once
 
 _log = logging.getLogger(__name__)
 
@@ -197,20 +203,24 @@ class DecodeGraphs:
         return self._buckets[len(self._recordings) - 1] if self._recordings else 0
 
     def takes(self, batch: Batch) -> bool:
-        """Whether a graph can compute this step: each request has one row, which is sampled.
+        """Whether a graph can compute this step: requests have few rows, and all are sampled.
 
         The step must not ask for states either.
         """
-        num_rows, width = batch.attention.block_tables.shape
-        is_decode = len(batch.token_ids) == len(batch.sampled_rows) == num_rows
+        num_rows, (num_requests, width) = len(batch.token_ids), batch.attention.block_tables.shape
+        if num_rows != len(batch.sampled_rows) or batch.states is not None:
+            return False
         has_room = 0 < num_rows <= self.largest and width <= self._inputs.max_blocks
-        return is_decode and batch.states is None and has_room
+        return has_room and (
+            num_rows == num_requests
+            or int(np.diff(batch.attention.query_start.numpy()).max()) <= _MOST_OF_REQUEST
+        )
 
     def logits(self, batch: Batch, staging: Staging) -> Tensor:
-        """Return [num_requests, vocab_size] float32 for a batch on the host; see `takes`."""
+        """Return [num_tokens, vocab_size] float32 for a batch on the host; see `takes`."""
         num_rows = len(batch.token_ids)
         index = bisect_left(self._buckets, num_rows)
-        self._inputs.send(batch, self._buckets[index], staging)
+        self._inputs.send(_one_row_each(batch), self._buckets[index], staging)
         self._recordings[index].replay()
         return self._logits[:num_rows]
 
@@ -224,3 +234,23 @@ class DecodeGraphs:
             self._logits[:bucket].copy_(step(inputs))
 
         return work
+
+
+def _one_row_each(batch: Batch) -> Batch:
+    """Return the batch as if each row were that of a request of its own."""
+    num_rows, attention = len(batch.token_ids), batch.attention
+    if num_rows == len(attention.block_tables):
+        return batch
+    starts = attention.query_start.numpy()
+    owner = np.repeat(np.arange(len(starts) - 1), np.diff(starts))  # [num_rows]
+    num_behind = starts[1:][owner] - 1 - np.arange(num_rows)  # rows of the same request
+    context_lens = attention.context_lens.numpy()[owner] - num_behind
+    return replace(
+        batch,
+        attention=AttentionBatch(
+            query_start=torch.arange(num_rows + 1, dtype=torch.int32),
+            context_lens=torch.from_numpy(context_lens.astype(np.int32)),
+            block_tables=attention.block_tables[torch.from_numpy(owner)],
+            slot_mapping=attention.slot_mapping,
+        ),
+    )

@@ -46,19 +46,21 @@ def packing_of(inputs: SamplingInputs) -> Packing:
 def logprobs_of(
     results: Results, ranks: RankInputs, requests: Sequence[Request]
 ) -> Iterator[tuple[int, TokenLogprobs]]:
-    """Yield the draws that want log-probabilities, with theirs.
+    """Yield the draws that want log-probabilities, and got a token, with theirs.
 
     All are what a logit is less the same number, so that there is no pass over the vocabulary.
 
     Args:
         results: on the host.
         ranks: on the host.
-        requests: [num_draws], all of which got a token.
+        requests: [num_draws].
     """
     token_ids, summaries, top_ids, top_logits, listed = (part.numpy() for part in results)
     starts: list[int] = ranks.listed_starts.numpy().tolist()
     listed_ids = ranks.listed_ids.numpy()
     for index, (draw, num_top) in enumerate(ranks.ranked.numpy().tolist()):
+        if token_ids[draw] < 0:
+            continue  # nothing was written
         peak, exp_sum, chosen = summaries[index].tolist()
         here = slice(starts[index], starts[index + 1])
         if requests[draw].sampling.logprob_token_ids:

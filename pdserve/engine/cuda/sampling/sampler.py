@@ -22,13 +22,12 @@ from pdserve.engine.cuda.copies.staging import Fetch, Staging
 from pdserve.engine.cuda.sampling import launches
 from pdserve.engine.cuda.sampling.inputs import SamplingInputs, lay_out
 from pdserve.engine.cuda.sampling.results import Results, logprobs_of, packing_of
-from pdserve.engine.request import Request, SampledToken
+from pdserve.engine.request import Ahead, Request, SampledToken
 from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.sampling.limits import none_left, unusable
 from pdserve.engine.steps.batch import Cargo
 from pdserve.lifecycle import Lifecycle
 from pdserve.protocol import Prompt, SamplingParams
-from pdserve.shared.errors import RequestsFailed
 
 
 class CudaSampler:
@@ -99,7 +98,7 @@ class CudaSampling:
         results = Results(*self._packing.views(self._fetch.wait()))
         token_ids: list[int] = results.token_ids.numpy().tolist()
         if min(token_ids) < 0:
-            raise self._nothing_to_choose(token_ids)
+            self._check(token_ids)
         tokens = [SampledToken(token_id) for token_id in token_ids]
         if self._inputs.ranks is not None:
             requests = self._draws.requests
@@ -118,18 +117,26 @@ class CudaSampling:
         if ranks is not None:
             launches.rank(logits, rows, ranks, results)
 
-    def _nothing_to_choose(self, token_ids: list[int]) -> RequestsFailed:
-        """Return the error; the logits themselves may be those of the next step by now."""
+    def _check(self, token_ids: list[int]) -> None:
+        """Raise if a token is missing that is needed: behind a draft, which may be wrong, none is.
+
+        The logits themselves may be those of the next step by now.
+        """
         changes = self._inputs.masks is not None or self._inputs.edits is not None
-        outcomes = list(zip(self._draws.requests, token_ids, strict=True))
+        missing = [
+            (request, token_id)
+            for request, token_id in zip(self._draws.requests, token_ids, strict=True)
+            if token_id < 0 and not isinstance(request, Ahead)
+        ]
         damaged = [
             request
-            for request, token_id in outcomes
-            if token_id == launches.DAMAGED or (token_id < 0 and not changes)
+            for request, token_id in missing
+            if token_id == launches.DAMAGED or not changes
         ]
         if damaged:
-            return unusable(damaged)
-        return none_left([request for request, token_id in outcomes if token_id < 0])
+            raise unusable(damaged)
+        if missing:
+            raise none_left([request for request, _ in missing])
 
 
 class SamplingRounds:
