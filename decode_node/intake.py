@@ -105,7 +105,11 @@ class Intake:
         pulls: AnnouncedPulls,
         metrics: NodeMetrics,
         scores: KeptScores,
+        *,
+        is_by_role: bool = False,
     ) -> None:
+        """`is_by_role`: prefill nodes and decode nodes have weights of their own."""
+        self._is_by_role = is_by_role
         self._engine = engine
         self._room = room
         self._preparation = preparation
@@ -120,6 +124,10 @@ class Intake:
         """Make the request of a leg that has just arrived, without KV or token 1 yet."""
         sources = [PrefixSource(node=source, num_tokens=leg.prompt.num_tokens)]
         request = request_of(leg, self._clock.now(), sources)
+        prompt_only = request.num_prompt_tokens
+        request.num_pulled_tokens = request.num_tokens if leg.takes_over else prompt_only
+        if self._is_by_role:
+            request.num_by_prefill = prompt_only  # until its record says so
         request.extend_hashes(request.num_tokens, self._engine.pool.block_size)
         return request
 
@@ -144,7 +152,7 @@ class Intake:
                 session.subscribed(
                     takes_over or request.request_id,
                     at_end=is_follower,
-                    num_emitted=request.num_emitted_before,
+                    num_emitted=request.num_emitted_before if takes_over else 0,
                     taker=request.request_id if takes_over else "",
                 ) as subscription,
                 self._turns.turn(prompt_id, subscription),
@@ -166,15 +174,15 @@ class Intake:
         if preparing is not None:
             await subscription.result_of(preparing)
         room = await self._room.take(subscription, request)
-        num_emitted = request.num_emitted_before
-        most = request.num_prompt_tokens + request.sampling.max_tokens if num_emitted else None
-        arrival = Arrival(
-            request.request_id, request.num_tokens, room, session, self._engine.pool, most
-        )
+        num_pulled, num_emitted = request.num_pulled_tokens, request.num_emitted_before
+        is_stream = num_pulled > request.num_prompt_tokens
+        most = request.num_prompt_tokens + request.sampling.max_tokens if is_stream else None
+        arrival = Arrival(request.request_id, num_pulled, room, session, self._engine.pool, most)
         try:
             handoff = await self._pulls.receive(first, subscription, session, arrival)
             record = handoff.record
             _check_adapter(record, request)
+            _check_weights(record, request)
             if record.head is not None:
                 request.tapped = Tapped.of(record.head, record.num_tokens - 1)
         except BaseException:
@@ -189,8 +197,10 @@ class Intake:
         request.lifecycle.room_wait = room.waited
         request.lifecycle.copies = arrival.copies
         request.lifecycle.record = handoff.times
-        request.output_token_ids += record.token_ids
-        self._scores.add(request.request_id, num_emitted, record.logprobs)
+        request.num_by_prefill = record.num_by_prefill
+        if is_stream or not num_emitted:  # else token 1 is known, and what followed it
+            request.output_token_ids += record.token_ids
+            self._scores.add(request.request_id, num_emitted, record.logprobs)
         request.num_computed_tokens = record.num_tokens
         request.num_cached_tokens = record.cached_tokens
 
@@ -201,4 +211,15 @@ def _check_adapter(record: HandoffRecord, request: Request) -> None:
         raise MalformedMessage(
             f"{request.request_id} is for {request.prompt.adapter or 'no adapter'}, but its KV was "
             f"computed with {record.adapter or 'none'}"
+        )
+
+
+def _check_weights(record: HandoffRecord, request: Request) -> None:
+    """Raise MalformedMessage if it does not say which weights have made which KV, or says more."""
+    by_prefill, is_by_role = record.num_by_prefill, request.num_by_prefill is not None
+    if is_by_role != (by_prefill is not None) or not 0 <= (by_prefill or 0) <= record.num_tokens:
+        raise MalformedMessage(
+            f"{request.request_id}: weights of prefill nodes have made {by_prefill} of the first "
+            f"{record.num_tokens} tokens, says its record, and here roles have "
+            f"{'weights of their own' if is_by_role else 'the same weights'}"
         )

@@ -68,7 +68,7 @@ class RoomQueue:
                 turn.clear()
                 await subscription.wait(turn)
             request.block_table, num_reused = reserved
-            request.num_passed = self._engine.pool.num_passed(request.num_tokens)
+            request.num_passed = self._engine.pool.num_passed(request.num_pulled_tokens)
             queues.arriving.add(request)
             waited = (since_s, self._clock.now())
             return Room(request.block_table, num_reused, waited, request.num_passed)
@@ -108,7 +108,7 @@ class RoomQueue:
             return None
         if not self._policy.has_place(queues.beside(request), request):
             return None
-        num_passed = self._engine.pool.num_passed(request.num_tokens)
+        num_passed = self._engine.pool.num_passed(request.num_pulled_tokens)
         num_tokens = request.num_tokens + 1
         return self._engine.reserve(num_tokens, request.block_hashes, request, num_passed)
 

@@ -25,7 +25,7 @@ from decode_node.policies import make_decode_policy
 from decode_node.policies.interface import ChargesDrafts, SideBySide, StepPhase
 from decode_node.room import RoomQueue
 from kv_transfer.host import host_id
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, SampledToken
 from pdserve.node.legs import request_of, token_event
 from pdserve.node.roles import NodeParts, Sampled
 from pdserve.protocol import DecodeLeg
@@ -62,6 +62,7 @@ class DecodeNode:
             pulls,
             parts.metrics,
             parts.legs.scores,
+            is_by_role=parts.bound_to is not None,
         )
         parts.metrics.watch(
             "room_waiting_requests",
@@ -99,6 +100,8 @@ class DecodeNode:
         """Start a decode leg, from a prefill node's KV or from the prompt."""
         if leg.source is None:
             request = request_of(leg, self._parts.clock.now(), leg.prefix_sources)
+            if self._parts.bound_to is not None:
+                request.num_by_prefill = 0  # what the prefix cache has is, and is found later
             self._parts.preparation.submit(request, leg.prefix_sources)
         else:
             request = self._intake.expected(leg, leg.source)
@@ -122,7 +125,12 @@ class DecodeNode:
             if request.lifecycle.adopted_s is not None and request.lifecycle.joined_s is None:
                 request.lifecycle.joined_s = started_s
             index = len(request.output_token_ids) - 1
-            if token is not None and token.logprobs is None and not (token.after or token.refused):
+            if request.num_by_prefill is not None and self._is_first(request, token):
+                self._note_misfits(request)
+                is_plain = False
+            elif (
+                token is not None and token.logprobs is None and not (token.after or token.refused)
+            ):
                 is_plain = index > 0 and request.finish_reason is None
             else:
                 is_plain = False
@@ -142,6 +150,23 @@ class DecodeNode:
     def requests_failed(self, requests: Sequence[Request], error: PdserveError) -> None:
         """Check for room for the requests that waited behind the failed ones."""
         self._room.offer()  # requests without blocks free none, but may have blocked others
+
+    @staticmethod
+    def _is_first(request: Request, token: SampledToken | None) -> bool:
+        """Whether a request has got its first token of this node."""
+        num_new = 0 if token is None else 1 + len(token.after)
+        return len(request.output_token_ids) - num_new == request.num_emitted_before
+
+    def _note_misfits(self, request: Request) -> None:
+        """Say that the prompt's KV, or some of it, is not as declared: no prefill node was left."""
+        if num_misfits := request.num_prompt_misfits:
+            self._parts.metrics.decode_precision_tokens.inc(num_misfits)
+            log.warning(
+                "%s: %d tokens of its prompt were computed with the weights of decode nodes, since "
+                "no prefill node was there",
+                request.request_id,
+                num_misfits,
+            )
 
     def _intake_done(self, request: Request, error: BaseException | None) -> None:
         self._coming.pop(request.request_id, None)

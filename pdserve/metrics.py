@@ -423,3 +423,7 @@ class NodeMetrics(_Registry):
         )
         self.batch_requests = self._histogram("batch_requests", "Requests in a step", SIZE_BUCKETS)
         self.batch_tokens = self._histogram("batch_tokens", "Tokens in a step", SIZE_BUCKETS)
+        self.decode_precision_tokens = self._counter(
+            "decode_precision_tokens",
+            "Prompt tokens computed here for lack of prefill nodes, which have other weights",
+        )

@@ -197,6 +197,7 @@ class PrefillNode:
             made_s=self._parts.clock.now(),
             adapter=request.prompt.adapter,
             head=head,
+            num_by_prefill=request.num_prompt_tokens if self._parts.bound_to is not None else None,
         )
 
     def _stream_record(
@@ -216,6 +217,7 @@ class PrefillNode:
             made_s=self._parts.clock.now(),
             adapter=stream.prompt.adapter,
             head=head,
+            num_by_prefill=stream.num_by_prefill,
         )
 
 

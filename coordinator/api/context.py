@@ -152,6 +152,7 @@ class RequestTrace:
     num_completion_tokens: int = 0
     num_accepted: int = 0  # of these: they had been guessed
     num_refused: int = 0  # guesses that were wrong
+    num_decode_precision: int = 0  # prompt tokens that weights of decode nodes have computed
     first_token_s: float | None = None  # arrival of the first token with text
     last_token_s: float | None = None
     finish_reason: str | None = None

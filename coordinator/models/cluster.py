@@ -87,7 +87,10 @@ class ModelCluster:
         )
         self.adapters: Final = Adapters(serving, self.adapter_orders, clock, is_taken, adapters)
         self.revisions: Final = Revisions(
-            self.registry, router.can_route, parse_shares(config.routing.revision_shares)
+            self.registry,
+            router.can_route,
+            parse_shares(config.routing.revision_shares),
+            config.mode,
         )
         self.flow: Final = Flow(
             self.registry,

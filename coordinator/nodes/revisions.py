@@ -17,6 +17,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Registry
 from pdserve.kv import KvLayout
 from pdserve.protocol import NodeHello
+from pdserve.settings.config import Mode
 from pdserve.shared.errors import ConfigError, InvalidRequest
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Revisions:
         registry: Registry,
         can_serve: Callable[[str, str], bool],
         shares: Mapping[str, float],
+        mode: Mode = "disaggregated",
     ) -> None:
         """
         Args:
@@ -40,9 +42,12 @@ class Revisions:
                 pools that are needed.
             shares: by the first characters of a revision; their sum is the whole. Empty: there is
                 one revision, that of the first node.
+            mode: of the cluster; nodes may have weights by role where each prompt has a prefill
+                node.
         """
         self._registry = registry
         self._can_serve = can_serve
+        self._mode = mode
         self.shares: dict[str, float] = dict(shares)
 
     @property
@@ -77,12 +82,20 @@ class Revisions:
         """Check that a node's revision is served, and that it can exchange KV with its equals.
 
         Raises:
-            ConfigError: it would be another revision than that of all others, or its KV differs.
+            ConfigError: it would be another revision than that of all others, or its KV differs, or
+                what it computes; or its weights are by role, and the mode is not.
         """
+        if hello.arithmetic and self._mode != "disaggregated":
+            raise ConfigError(
+                f"{hello.node_id} has weights by role (engine.prefill_quantization), and nodes of "
+                f"mode {self._mode} compute prompts and answers: give all nodes one quantization, "
+                "or the coordinator mode disaggregated"
+            )
         others = [m.hello for m in self._registry if m.node_id != hello.node_id]
         for other in others:
             if other.revision == hello.revision:
                 _check_layout(hello, other)
+                _check_arithmetic(hello, other)
             elif self.share(hello.revision) is None:
                 raise ConfigError(
                     f"{hello.node_id} serves revision {hello.revision!r} of {hello.model_id!r}, "
@@ -119,6 +132,8 @@ def _cause(hello: NodeHello, other: NodeHello) -> str:
     own, others = hello.layout.dtype, other.layout.dtype
     if own != others:
         return f"KV is {own} and {others} (then give both the same --kv-dtype and --dtype)"
+    if bool(hello.arithmetic) != bool(other.arithmetic):
+        return "one has weights by role (then give both the same engine.prefill_quantization)"
     return (
         "their weights differ, or the arithmetic of their kernels (then give all of them the same "
         "engine.kernels)"
@@ -130,6 +145,16 @@ def _check_layout(hello: NodeHello, other: NodeHello) -> None:
         raise ConfigError(
             f"{hello.node_id} has KV of ({hello.layout.describe()}), {other.node_id} of "
             f"({other.layout.describe()}): {_advice(hello.layout, other.layout)}"
+        )
+
+
+def _check_arithmetic(hello: NodeHello, other: NodeHello) -> None:
+    """Raises ConfigError: nodes with weights by role have one role, and compute differently."""
+    if hello.role is other.role and hello.arithmetic != other.arithmetic:
+        raise ConfigError(
+            f"{hello.node_id} computes as {hello.arithmetic}, {other.node_id} as "
+            f"{other.arithmetic}, and both are {hello.role.name.lower()} nodes: give all of them "
+            "the same engine.kernels"
         )
 
 

@@ -134,7 +134,7 @@ class PoolLoads:
                     role=member.role,
                     load=load,
                     left_over=_left_over(member),
-                    may_turn=(is_prefill or not member.hello.prefill_refusal)
+                    may_turn=not member.hello.refusal(member.role.other)
                     and (member.role, member.reaches) not in indispensable,
                 )
             )

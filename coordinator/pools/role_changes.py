@@ -106,7 +106,7 @@ class RoleChanges:
         """Return whether a node could work for a pool at all."""
         if role is member.role:
             return True
-        return not (role is NodeRole.PREFILL and member.hello.prefill_refusal)
+        return not member.hello.refusal(role)
 
     def _find(self, node_id: str) -> Member:
         if (found := self._registry.find(node_id)) is not None:
@@ -122,9 +122,9 @@ class RoleChanges:
             return order  # None: it has reported that role
         if member.load.state is NodeState.DRAINING:
             raise RoleRefused(f"{member.node_id} is draining: it takes no more work of any kind")
-        if role is NodeRole.PREFILL and member.hello.prefill_refusal:
+        if refusal := member.hello.refusal(role):
             raise RoleRefused(
-                f"{member.node_id} cannot become a prefill node: {member.hello.prefill_refusal}"
+                f"{member.node_id} cannot become a {role.name.lower()} node: {refusal}"
             )
         if former is not None and former is not role and not force:
             self._check_not_last(member, former)

@@ -16,7 +16,15 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member
 from coordinator.routing import Placement, Router
 from coordinator.routing.flowing import flows_from
-from pdserve.protocol import DecodeLeg, LegFailed, PrefillLeg, PromptLogprobs, Sibling, Slo
+from pdserve.protocol import (
+    DecodeLeg,
+    LegFailed,
+    PrefillLeg,
+    PromptLogprobs,
+    SamplingParams,
+    Sibling,
+    Slo,
+)
 from pdserve.shared.errors import (
     ClusterError,
     GrammarFailed,
@@ -84,10 +92,13 @@ def send_takeover_leg(
 def _prefill_leg(
     request: GenerationRequest, placement: Placement, prefill: Member, slo: Slo, router: Router
 ) -> PrefillLeg:
+    sampling = request.sampling
+    if request.output_token_ids:  # token 1 is known, and nothing is to end with it
+        sampling = SamplingParams(max_tokens=sampling.max_tokens, ignore_eos=True)
     return PrefillLeg(
         request_id=request.request_id,
         prompt=request.prompt,
-        sampling=request.sampling,
+        sampling=sampling,
         handoff=placement.decode is not None,
         prefix_sources=router.prefix_sources(placement, prefill),
         slo=slo,

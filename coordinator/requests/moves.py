@@ -170,7 +170,7 @@ class Moves:
                     return
                 taking_over[target] += 1
                 self._have_taken_over(running, placement)
-            else:
+            elif not target.hello.arithmetic:  # else it has not the weights for the prompt
                 if prefetching[target] >= MOST_PREFETCHES:
                     return
                 prefetching[target] += 1

@@ -102,6 +102,8 @@ class Router:
         if self.mode == "multiplexed":
             return self._side_by_side(outlook, self._slots(NodeRole.DECODE, request.needs))
         if request.output_token_ids:  # it goes on where it will decode: there is no token 1 to win
+            if self._is_by_role(request.needs) and len(self._handing_off(outlook)):
+                return self._pair(outlook)  # but its prompt is not for that node's weights
             return self._local(outlook, self._slots(self._decode_role, request.needs))
         match self.mode:
             case "colocated":
@@ -191,6 +193,12 @@ class Router:
         if self.flowing is not None:
             anywhere = len(self.fleet.ready(NodeRole.DECODE)) == 0
         return None if anywhere else NodeRole.DECODE
+
+    def _is_by_role(self, needs: Needs) -> bool:
+        """Whether decode nodes have other weights than prefill nodes."""
+        slots = self.fleet.ready(NodeRole.DECODE, needs)
+        members = (self.fleet.members[slot] for slot in slots)
+        return any(member is not None and member.hello.arithmetic for member in members)
 
     def _pair(self, outlook: Outlook) -> Placement:
         prefills = self._handing_off(outlook)

@@ -75,8 +75,11 @@ class EngineCore:
         self.queues.submit(request)
 
     def adopt(self, request: Request) -> None:
-        """Start decoding a request whose block table already holds its prompt's KV."""
-        assert request.is_decoding, "an adopted request lacks just its last token's KV"
+        """Go on with a request whose block table already holds its prompt's KV.
+
+        One that was interrupted may lack that of its output, which is computed here.
+        """
+        assert request.num_prompt_tokens <= request.num_computed_tokens < request.num_tokens
         self._add(request)
         self._publish_full_blocks(request, 0)
         self.queues.arriving.discard(request)
@@ -324,10 +327,15 @@ class EngineCore:
             finish(sibling, self.eos_token_ids)
 
     def _publish_full_blocks(self, request: Request, computed_before: int) -> None:
-        """Publish newly full blocks to the prefix cache, those with output tokens included."""
-        pool = self.pool
+        """Publish newly full blocks to the prefix cache, those with output tokens included.
+
+        Where decode nodes have weights of their own, none that these have made.
+        """
+        pool, num_tokens = self.pool, request.num_computed_tokens
+        if request.num_by_prefill is not None:
+            num_tokens = min(num_tokens, request.num_by_prefill)
         full_before = pool.full_blocks(computed_before)
-        full = pool.full_blocks(request.num_computed_tokens)
+        full = pool.full_blocks(num_tokens)
         request.extend_hashes(pool.tokens_in(full), pool.block_size)
         for index in range(full_before, full):
             pool.publish(request.block_table[index], request.block_hashes[index])

@@ -54,6 +54,10 @@ class Request:
     num_refused: int = 0  # drafts that were wrong, likewise
     num_emitted_before: int = 0  # how many of these came from another node, before it was lost
     num_computed_tokens: int = 0
+    num_pulled_tokens: int = 0  # those whose KV comes from another node, until it is adopted
+    # Of the first of its tokens, how many have KV that weights of prefill nodes have made, where
+    # decode nodes have others: only those have hashes. None: all nodes have the same.
+    num_by_prefill: int | None = None
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     block_table: list[int] = field(default_factory=list)  # logical -> physical block id
     num_passed: int = 0  # leading blocks whose companions it has given back: windows are beyond
@@ -126,6 +130,27 @@ class Request:
         return self.sampling.max_tokens == 0
 
     @property
+    def num_hashed_tokens(self) -> int:
+        """Tokens whose full blocks may have hashes.
+
+        Where decode nodes have weights of their own, what they make of an answer has none: a prompt
+        that begins with it is computed by a prefill node.
+        """
+        return self.num_tokens if self.num_by_prefill is None else len(self.prompt_token_ids)
+
+    @property
+    def num_prompt_misfits(self) -> int:
+        """Tokens of its prompt whose KV is made by decode nodes, and should be by prefill nodes."""
+        if self.num_by_prefill is None:
+            return 0
+        return max(0, len(self.prompt_token_ids) - self.num_by_prefill)
+
+    @property
+    def is_of_two_weights(self) -> bool:
+        """Whether other weights than those of this node have made its prompt's KV, all of it."""
+        return self.num_by_prefill is not None and self.num_prompt_misfits == 0
+
+    @property
     def is_prefill_leg(self) -> bool:
         """Whether it ends here with its next token: another node decodes it, or nobody does."""
         return self.leg_token_limit is not None
@@ -157,7 +182,7 @@ class Request:
         be scored or pooled.
         """
         if self.prompt_work is None or self.output_token_ids:
-            return self.num_tokens - 1
+            return min(self.num_tokens - 1, self.num_hashed_tokens)
         return self.prompt_work.num_reusable_tokens
 
     @property
@@ -183,6 +208,7 @@ class Request:
 
     def extend_hashes(self, num_tokens: int, block_size: int) -> None:
         """Extend `block_hashes` to cover the full blocks of the first `num_tokens` tokens."""
+        num_tokens = min(num_tokens, self.num_hashed_tokens)
         self.prompt.extend_hashes(self.block_hashes, self.token_slice, num_tokens, block_size)
 
 

@@ -155,6 +155,8 @@ class Queues:
         assert blocks is not None, "there was room a moment ago"
         request.block_table, num_reused = blocks
         request.num_computed_tokens = pool.tokens_in(num_reused)
+        if request.num_by_prefill is not None:
+            request.num_by_prefill = request.num_computed_tokens
         request.num_passed = 0
         self.pass_windows(request, request.num_computed_tokens + 1)
         if not request.output_token_ids:
@@ -207,7 +209,7 @@ class Queues:
         """
         is_claim = newcomer in self.claims
         num_tokens = newcomer.num_tokens + is_claim  # token 1 comes along
-        num_passed = self.pool.num_passed(newcomer.num_tokens) if is_claim else 0
+        num_passed = self.pool.num_passed(newcomer.num_pulled_tokens) if is_claim else 0
         newcomer.extend_hashes(newcomer.num_tokens, self.pool.block_size)
         num_reusable = newcomer.num_reusable_tokens + is_claim
         hashes = newcomer.block_hashes[: self.pool.full_blocks(num_reusable)]

@@ -73,6 +73,7 @@ class ModelFacts:
     eos_token_ids: frozenset[int]
     compiler: GrammarCompiler
     short_len: int = 0  # as NodeHello
+    bound_to: NodeRole | None = None  # as NodeParts
 
     @classmethod
     def of(cls, model: NodeModel) -> ModelFacts:
@@ -90,6 +91,7 @@ class ModelFacts:
             eos_token_ids=model.config.eos_token_ids,
             compiler=grammar_compiler(model),
             short_len=model.config.short_len,
+            bound_to=None if model.precision is None else model.precision.role,
         )
 
 
@@ -137,7 +139,14 @@ def make_parts(
     tier = make_tier(tier_blocks, memory, pool, hosts)
     pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"
     offers = PrefixOffers(pool, sessions, tier, pull)
-    engine = _make_engine(config.policy, pool, clock, model, metrics, offers.has_kv_of)
+    engine = _make_engine(
+        config.policy,
+        pool,
+        clock,
+        model,
+        metrics,
+        lambda request: request.is_of_two_weights or offers.has_kv_of(request),
+    )
     perf = PerfModel()  # a guess, until the node has profiled itself
     kinds: list[Texts] = [Predictions(), OwnText(), FormerAnswers()]
     texts = [kind for kind in kinds if asks(config.speculation, kind.name)]
@@ -190,6 +199,7 @@ def make_parts(
         speculation=speculation,
         tier=tier,
         prompt_engine=prompt_engine,
+        bound_to=model.bound_to,
     )
 
 

@@ -150,6 +150,7 @@ def token_event(
     """
     tokens = [] if token is None else [token, *token.after]
     index = len(request.output_token_ids) - len(tokens)
+    is_first = index == request.num_emitted_before
     return TokenEvent(
         request_id=request.request_id,
         index=index,
@@ -163,6 +164,7 @@ def token_event(
         times=times,
         accepted=max(0, len(tokens) - 1),
         refused=0 if token is None else token.refused,
+        decode_precision_tokens=request.num_prompt_misfits if is_first else 0,
     )
 
 

@@ -56,7 +56,7 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
 def plan(config: NodeConfig, role: NodeRole, cores: CorePlan) -> Planned:
     """Plan a life. Raises as `run`."""
     name, config = node_of_model(config)
-    model = plan_models(config)
+    model = plan_models(config, role)
     if name:
         check_digest(config.models, name, model.checkpoint.revision)
     check_splits(config, role, cores, model)

@@ -28,7 +28,7 @@ from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.node.preparation import Preparation
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import Announcer
-from pdserve.protocol import DecodeLeg, NodeState, PrefillLeg
+from pdserve.protocol import DecodeLeg, NodeRole, NodeState, PrefillLeg
 from pdserve.settings.config import NodeConfig
 from pdserve.shared.clock import Clock
 from pdserve.shared.errors import PdserveError
@@ -63,6 +63,7 @@ class NodeParts:
     prompt_engine: Engine | None = None  # computes prompts beside `engine`; None: that does both
     short_len: int = 0  # as NodeHello
     no_drafts: str = ""  # as LoadReport
+    bound_to: NodeRole | None = None  # whose weights it has, if roles have their own
 
 
 Sampled: TypeAlias = tuple[Request, SampledToken | None]  # None: a chunk before the last one

@@ -378,6 +378,7 @@ class Node:
             weights=self._model.weights,
             model_name=self._name,
             may_become=list(self._may_become),
+            arithmetic="" if self._model.precision is None else self._model.arithmetic,
         )
 
     def _asked_to_drain(self, become: str) -> None:

@@ -39,8 +39,10 @@ from pdserve.shared.errors import (
     ContextLengthExceeded,
     InvalidRequest,
     NoNodeAvailable,
+    OutOfBlocks,
     PdserveError,
     RequestCancelled,
+    RoleRefused,
 )
 from pdserve.wire.outbox import Sender
 
@@ -212,6 +214,9 @@ class Services:
         if role is NodeRole.PREFILL and self.prefill_refusal:
             log.warning("%s stays a decode node: %s", node_id, self.prefill_refusal)
             return
+        if self._parts.bound_to not in (None, role):
+            log.warning("%s stays what it is: it has no weights of the other pool", node_id)
+            return
         if role is not self.role:
             log.info(
                 "%s is a %s node from now on; %d legs are under way",
@@ -265,8 +270,13 @@ class Services:
                 self.legs.fail(answer.request_id, error)
 
     def recall(self, request: Request) -> None:
-        """As StepObserver.recall."""
-        self._parts.preparation.recall(request)
+        """As StepObserver.recall. A prompt's KV that this node cannot make comes from elsewhere."""
+        if not request.is_of_two_weights:
+            self._parts.preparation.recall(request)
+            return
+        error = OutOfBlocks("it was preempted, and its prompt is for the weights of prefill nodes")
+        self.legs.fail(request.request_id, error)
+        self.cancel_leg(request.request_id, error.message)
 
     async def close(self) -> None:
         """Give up all that is not in the engine yet, and close the sessions."""
@@ -316,6 +326,7 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
     Raises:
         NoNodeAvailable: the node is still loading its model.
         AdapterNotLoaded: it has not loaded the request's adapter.
+        RoleRefused: such legs are for the weights of other nodes.
         ContextLengthExceeded: the request could outgrow the pool.
         InvalidRequest: its id is in use, or it makes no sense for this model.
         MalformedMessage: its log-probabilities make no sense.
@@ -323,6 +334,9 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
     num_tokens, max_model_len = leg.prompt.num_tokens, parts.max_model_len
     if leg.prompt.adapter:
         parts.adapters.expect(leg.prompt.adapter)
+    job = NodeRole.PREFILL if isinstance(leg, PrefillLeg) else NodeRole.DECODE
+    if parts.bound_to not in (None, job):
+        raise RoleRefused(f"a {job.name.lower()} leg is for nodes with the weights of that pool")
     if parts.state() is NodeState.LOADING:
         raise NoNodeAvailable("a node is still loading its model: try again shortly")
     known = next((request_id for request_id in leg.request_ids if request_id in parts.legs), None)
@@ -351,12 +365,8 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
         leg.output_logprobs.check()
     if isinstance(leg, DecodeLeg) and leg.output_token_ids:
         token_ids = token_ids + leg.output_token_ids
-        has_no_stream = leg.source is not None and not leg.takes_over
-        if has_no_stream or len(leg.output_token_ids) >= leg.sampling.max_tokens:
-            raise InvalidRequest(
-                "a request that goes on has a source only if it takes a stream over, and tokens "
-                "left to emit"
-            )
+        if len(leg.output_token_ids) >= leg.sampling.max_tokens:
+            raise InvalidRequest("a request that goes on has tokens left to emit")
     elif isinstance(leg, DecodeLeg) and leg.takes_over:
         raise InvalidRequest("a stream that is taken over has output")
     if not 0 <= min(token_ids) <= max(token_ids) < parts.vocab_size:

@@ -81,7 +81,8 @@ class DecodeLeg(Message, frozen=True):
 
     Without a `source` the node computes the prompt itself, and streams from token 1 on. If the
     request was interrupted on another node, `output_token_ids` are the tokens that were emitted
-    there: their KV is computed along with the prompt's, and the stream goes on after them. If it
+    there: their KV is computed along with the prompt's, and the stream goes on after them. With a
+    source, too, only their KV is computed here: so where the prompt is for other weights. If it
     still runs at the `source`, as the leg `takes_over`, its KV is pulled while it goes on there. It
     ends there when this node has all complete blocks, and goes on here after its last token there.
     """
@@ -206,6 +207,9 @@ class TokenEvent(Message, frozen=True):
     is_taken_over: bool = False  # the leg ends with it, and its stream goes on at another node
     accepted: int = 0  # of the tokens, the last: they were drafts
     refused: int = 0  # drafts that were wrong
+    # Prompt tokens that the weights of a decode node have computed, since there was no prefill
+    # node, where these have others; sent with the first token after it.
+    decode_precision_tokens: int = 0
 
 
 class TokenBatch(Message, frozen=True):

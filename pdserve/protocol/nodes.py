@@ -150,6 +150,17 @@ class NodeHello(Message, frozen=True):
     weights: str = ""  # what they are stored, packed and computed with as, for people
     model_name: str = ""  # in the file of models that it read; empty: it read none
     may_become: list[str] = []  # other models of that file, as a node of which it could go on
+    # What its steps depend on, where prefill and decode nodes have weights of their own: it stays
+    # in its pool then. Empty: as the revision says.
+    arithmetic: str = ""
+
+    def refusal(self, role: NodeRole) -> str:
+        """Why the node can never work for a pool; empty: it can."""
+        if role is NodeRole.PREFILL and self.prefill_refusal:
+            return self.prefill_refusal
+        if self.arithmetic and role is not self.role:
+            return f"it has the weights of {self.role.name.lower()} nodes, and others have others"
+        return ""
 
 
 class Welcome(Message, frozen=True):

@@ -151,6 +151,10 @@ class HandoffRecord(Message, frozen=True):
     written_s: float = 0.0  # when it was written to the session; 0: not yet
     adapter: str = ""  # that has computed the KV: the puller's leg has the same
     head: HeadRow | None = None  # of the last token with KV
+    # Where prefill and decode nodes have weights of their own: how many of the first tokens have KV
+    # that those of prefill nodes have made; the others' are of decode nodes. None: all have the
+    # same.
+    num_by_prefill: int | None = None
 
 
 class HandoffEnded(Message, frozen=True):

@@ -137,6 +137,10 @@ class EngineConfig(ConfigStruct, frozen=True):
             "4-bit ones, but for the last, a third"
         ),
     ] = "none"
+    prefill_quantization: Annotated[
+        Literal["same", Quantization],
+        Meta(description="quantization of prefill nodes, if another; for mode disaggregated"),
+    ] = "same"
     kv_dtype: Annotated[
         Literal["auto", "int8", "fp8"],
         Meta(
@@ -220,6 +224,11 @@ class EngineConfig(ConfigStruct, frozen=True):
                 f"pipeline_parallel {self.pipeline_parallel} x tensor_parallel "
                 f"{self.tensor_parallel} is not a multiple of the {num_hosts} hosts"
             )
+
+    @property
+    def is_by_role(self) -> bool:
+        """Whether prefill nodes have other weights than decode nodes."""
+        return self.prefill_quantization not in ("same", self.quantization)
 
 
 class ProfileConfig(ConfigStruct, frozen=True):

@@ -398,7 +398,7 @@ class TransportReach(_message.Message):
     def __init__(self, name: _Optional[str] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to", "program_version", "protocol", "late_last", "weights", "short_len", "model_name", "may_become")
+    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to", "program_version", "protocol", "late_last", "weights", "short_len", "model_name", "may_become", "arithmetic")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -421,6 +421,7 @@ class NodeHello(_message.Message):
     SHORT_LEN_FIELD_NUMBER: _ClassVar[int]
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MAY_BECOME_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     role: int
@@ -443,7 +444,8 @@ class NodeHello(_message.Message):
     short_len: int
     model_name: str
     may_become: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ..., protocol: _Optional[int] = ..., late_last: bool = ..., weights: _Optional[str] = ..., short_len: _Optional[int] = ..., model_name: _Optional[str] = ..., may_become: _Optional[_Iterable[str]] = ...) -> None: ...
+    arithmetic: str
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ..., protocol: _Optional[int] = ..., late_last: bool = ..., weights: _Optional[str] = ..., short_len: _Optional[int] = ..., model_name: _Optional[str] = ..., may_become: _Optional[_Iterable[str]] = ..., arithmetic: _Optional[str] = ...) -> None: ...
 
 class LinkState(_message.Message):
     __slots__ = ("peer", "transport", "reason")
@@ -568,7 +570,7 @@ class KvEvents(_message.Message):
     def __init__(self, tier: _Optional[int] = ..., stored: _Optional[_Iterable[bytes]] = ..., evicted: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("request_id", "index", "token_ids", "logprobs", "finish_reason", "stop_token_id", "cached_tokens", "prompt_logprobs", "embedding", "times", "is_taken_over", "accepted", "refused")
+    __slots__ = ("request_id", "index", "token_ids", "logprobs", "finish_reason", "stop_token_id", "cached_tokens", "prompt_logprobs", "embedding", "times", "is_taken_over", "accepted", "refused", "decode_precision_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -582,6 +584,7 @@ class TokenEvent(_message.Message):
     IS_TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PRECISION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -595,7 +598,8 @@ class TokenEvent(_message.Message):
     is_taken_over: bool
     accepted: int
     refused: int
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[bytes] = ..., times: _Optional[_Union[PhaseTimes, _Mapping]] = ..., is_taken_over: bool = ..., accepted: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
+    decode_precision_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., embedding: _Optional[bytes] = ..., times: _Optional[_Union[PhaseTimes, _Mapping]] = ..., is_taken_over: bool = ..., accepted: _Optional[int] = ..., refused: _Optional[int] = ..., decode_precision_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenBatch(_message.Message):
     __slots__ = ("events", "request_ids", "indices", "token_ids")
@@ -754,7 +758,7 @@ class Announcement(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., is_restart: bool = ..., subscription_id: _Optional[str] = ...) -> None: ...
 
 class HandoffRecord(_message.Message):
-    __slots__ = ("request_id", "num_tokens", "token_ids", "logprobs", "cached_tokens", "prefill_end_s", "ticket", "subscription_id", "made_s", "written_s", "adapter", "head")
+    __slots__ = ("request_id", "num_tokens", "token_ids", "logprobs", "cached_tokens", "prefill_end_s", "ticket", "subscription_id", "made_s", "written_s", "adapter", "head", "num_by_prefill")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -767,6 +771,7 @@ class HandoffRecord(_message.Message):
     WRITTEN_S_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_BY_PREFILL_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     num_tokens: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -779,7 +784,8 @@ class HandoffRecord(_message.Message):
     written_s: float
     adapter: str
     head: HeadRow
-    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_end_s: _Optional[float] = ..., ticket: _Optional[bytes] = ..., subscription_id: _Optional[str] = ..., made_s: _Optional[float] = ..., written_s: _Optional[float] = ..., adapter: _Optional[str] = ..., head: _Optional[_Union[HeadRow, _Mapping]] = ...) -> None: ...
+    num_by_prefill: int
+    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_end_s: _Optional[float] = ..., ticket: _Optional[bytes] = ..., subscription_id: _Optional[str] = ..., made_s: _Optional[float] = ..., written_s: _Optional[float] = ..., adapter: _Optional[str] = ..., head: _Optional[_Union[HeadRow, _Mapping]] = ..., num_by_prefill: _Optional[int] = ...) -> None: ...
 
 class HeadRow(_message.Message):
     __slots__ = ("head", "row")

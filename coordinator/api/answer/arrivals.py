@@ -140,6 +140,7 @@ def one_by_one(arrival: ArrivedEvent) -> Iterator[ArrivedEvent]:
             prompt_logprobs=None if i else event.prompt_logprobs,
             accepted=int(i > last - event.accepted),
             refused=0 if i else event.refused,
+            decode_precision_tokens=0 if i else event.decode_precision_tokens,
         )
         yield ArrivedEvent(arrival.index, single, arrival.at_s)
 

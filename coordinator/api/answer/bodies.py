@@ -13,6 +13,8 @@ class PromptTokensDetails(Struct):
     """How many of the prompt's tokens were prefix-cache hits."""
 
     cached_tokens: int
+    # Of the prompt with most: computed with the weights of decode nodes, for lack of prefill nodes.
+    decode_precision_tokens: int | UnsetType = UNSET  # if any were
 
 
 class CompletionTokensDetails(Struct):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
+from msgspec import UNSET
+
 from coordinator.api.answer.arrivals import (
     PIECE,
     Arrivals,
@@ -197,7 +199,9 @@ class Call:
             prompt_tokens=trace.num_prompt_tokens,
             completion_tokens=num_completion_tokens,
             total_tokens=trace.num_prompt_tokens + num_completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(trace.num_cached_tokens),
+            prompt_tokens_details=PromptTokensDetails(
+                trace.num_cached_tokens, trace.num_decode_precision or UNSET
+            ),
         )
         if self._plan.lost is not None:
             own = self._plan.model.name, trace.num_prompt_tokens, trace.num_cached_tokens
@@ -303,6 +307,8 @@ class Call:
         num_new = choice.num_tokens - before
         self._measure(arrival, num_new)
         trace.num_refused += arrival.event.refused
+        misfits = arrival.event.decode_precision_tokens
+        trace.num_decode_precision = max(trace.num_decode_precision, misfits)
         if arrival.event.accepted:  # the last ones, which a stop string may have cut
             num_drawn = len(arrival.event.token_ids) - arrival.event.accepted
             trace.num_accepted += max(0, num_new - num_drawn)

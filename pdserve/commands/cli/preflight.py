@@ -83,7 +83,9 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     from pdserve.engine.weights.codings import stored_codings
     from pdserve.model_files.checkpoint import resolve_checkpoint
     from pdserve.model_files.tokenizer import check_tokenizer
+    from pdserve.node.start.precision import engine_of
     from pdserve.node.start.sizing import check_memory, sizes_of
+    from pdserve.protocol import NodeRole
 
     named, engine = config.checkpoint, config.engine
     is_here = not named.model or Path(named.model).expanduser().exists()
@@ -97,13 +99,15 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     num_stages = engine.pipeline_parallel or 1 + len(engine.rank_hosts)
     check_ranks(model, Parallelism(engine.tensor_parallel, num_stages))
     if _is_gpu(engine, num_gpus):
-        sizes_of(engine, model, "cuda")
+        for role in NodeRole:
+            sizes_of(engine_of(engine, role), model, "cuda")
         return
     num_bytes, codings = _draft_bytes(draft_model(config.speculation), checkpoint.path), None
     if is_here:
         num_bytes += checkpoint.weight_bytes()
         codings = stored_codings(checkpoint, model)
-    check_memory(engine, model, num_bytes, codings=codings)
+    for role in NodeRole:
+        check_memory(engine_of(engine, role), model, num_bytes, codings=codings)
 
 
 def _draft_bytes(named: str, model: Path) -> int:

@@ -94,6 +94,11 @@ class ClusterConfig(ConfigStruct, frozen=True):
         if self.on not in ("", "ray") and not self.on.startswith("ray://"):
             raise ValueError(f"on: {self.on!r} must be ray, ray://HOST:PORT or empty")
         check_router(self.routing.router, self.mode)
+        if self.engine.is_by_role and self.mode != "disaggregated":
+            raise ValueError(
+                "engine.prefill_quantization is for mode disaggregated: with mode "
+                f"{self.mode} nodes compute prompts and answers"
+            )
         if self.models:
             self._check_models()
         if self.mode == "multiplexed":

@@ -136,7 +136,7 @@ def profile_key(model: NodeModel, limits: StepLimits) -> ProfileKey:
     """The cache key of this node's profile."""
     return ProfileKey(
         model_id=model.checkpoint.model_id,
-        revision=model.revision,
+        revision=model.arithmetic,
         device=device_name(model.device),
         dtype=model.layout.dtype.value,
         threads=torch.get_num_threads(),

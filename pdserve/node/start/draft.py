@@ -26,7 +26,7 @@ from pdserve.model_files.stored_types import type_names
 from pdserve.node.memory.draft_share import MTP, share_of_drafts
 from pdserve.node.profiling.costs import step_costs
 from pdserve.node.start.model import NodeModel, load_runner, packed_cache, plan_model
-from pdserve.protocol import StepCosts
+from pdserve.protocol import NodeRole, StepCosts
 from pdserve.settings.config import NodeConfig, WeightsConfig
 from pdserve.settings.speculation import asks, draft_model
 from pdserve.shared.errors import ConfigError, ModelError, PdserveError
@@ -34,14 +34,14 @@ from pdserve.shared.errors import ConfigError, ModelError, PdserveError
 log = logging.getLogger(__name__)
 
 
-def plan_models(config: NodeConfig) -> NodeModel:
+def plan_models(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeModel:
     """Plan the model, and the draft model if one is named: their KV shares `kv_memory`.
 
     Raises:
         ConfigError, ModelError: as plan_model; or the draft model cannot guess for the model.
         KvBudgetTooSmall: as plan_model.
     """
-    model = plan_model(config)
+    model = plan_model(config, role)
     named = draft_model(config.speculation)
     is_demo = not config.checkpoint.model and model.device.type == "cpu"
     if not named and is_demo and asks(config.speculation, "model"):
@@ -90,6 +90,8 @@ def plan_draft(
             rank_hosts=[],
             kv_memory=str(kv_bytes),
             max_model_len=longest,
+            quantization=model.form.quantization,
+            prefill_quantization="same",
         )
         weights = WeightsConfig(model=named)
         return plan_model(structs.replace(config, checkpoint=weights, engine=alone))

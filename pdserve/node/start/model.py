@@ -44,8 +44,10 @@ from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.end_tokens import described, end_tokens
 from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes
 from pdserve.node.start.cores import CorePlan, plan_cores, use_compute_cores, use_service_cores
+from pdserve.node.start.precision import Precision, engine_of, precision_of
 from pdserve.node.start.prefetch import weights_folder
 from pdserve.node.start.sizing import Sizes, cpu_kv_bytes, sizes_of
+from pdserve.protocol import NodeRole
 from pdserve.settings.config import AttentionName, EngineConfig, NodeConfig
 from pdserve.settings.values import parse_bytes
 from pdserve.shared.errors import ConfigError
@@ -75,6 +77,7 @@ class NodeModel:
     # What guesses for it: a smaller model, or a head.
     draft: NodeModel | HeadPlan | MtpPlan | None = None
     weights: str = ""  # what they are stored as, and what they are computed with as, for people
+    precision: Precision | None = None  # by role; None: all nodes have the same
 
     @property
     def has_device_ranks(self) -> bool:
@@ -123,15 +126,25 @@ class NodeModel:
 
     @property
     def revision(self) -> str:
-        """What KV depends on: the weights, as quantized; its codes; the arithmetic of kernels."""
+        """What KV depends on: as `arithmetic`, but for the kernels of each role, if they differ."""
+        if self.precision is None:
+            return self.arithmetic
+        return "+".join([self.checkpoint.revision, self.precision.name, *self._kv_codes])
+
+    @property
+    def arithmetic(self) -> str:
+        """What steps of this node depend on: weights, as quantized; codes of KV; its kernels."""
         parts = [self.checkpoint.revision]
         if self.form.is_quantised:
             parts.append(self.form.name)
-        if self.layout.dtype.is_coded:
-            parts.append(f"kv-{self.layout.dtype}")
+        parts += self._kv_codes
         if self.kernels is not None:
             parts.append(self.kernels.digest)
         return "+".join(parts)
+
+    @property
+    def _kv_codes(self) -> list[str]:
+        return [f"kv-{self.layout.dtype}"] if self.layout.dtype.is_coded else []
 
 
 class RankLoader(Protocol):
@@ -144,14 +157,14 @@ class RankLoader(Protocol):
         ...
 
 
-def plan_model(config: NodeConfig) -> NodeModel:
-    """Resolve the checkpoint, and size the KV pool.
+def plan_model(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeModel:
+    """Resolve the checkpoint, and size the KV pool; `role`: decides where weights are by role.
 
     Raises:
         ConfigError, ModelError: it cannot be served as asked.
         KvBudgetTooSmall: the KV budget cannot hold one request; with the numbers.
     """
-    engine = config.engine
+    engine = engine_of(config.engine, role)
     checkpoint = resolve_checkpoint(
         config.checkpoint.model or str(CHECKPOINT_PATH), config.checkpoint.revision
     )
@@ -205,6 +218,7 @@ def plan_model(config: NodeConfig) -> NodeModel:
         share=share,
         worst_step=_worst_step(engine),
         weights=weights,
+        precision=precision_of(config.engine, role, sizes.activations),
     )
 
 

@@ -65,12 +65,13 @@ class Bench:
         engine: EngineConfig | None = None,
         orphan_s: float = 60.0,
         short_len: int = 0,
+        bound_to: NodeRole | None = None,
     ) -> None:
         timeouts = NodeTimeouts(orphan_s=orphan_s)
         config = NodeConfig(engine=engine or EngineConfig(), timeouts=timeouts)
         self.memory = ExportedPool(NUM_BLOCKS, LAYOUT.block_bytes)
         parts = made_parts("n", self.memory, LAYOUT, config)
-        self.parts = replace(parts, short_len=short_len)
+        self.parts = replace(parts, short_len=short_len, bound_to=bound_to)
         self.num_reports = 0
         self.pulled: list[str] = []  # what is to be settled
         self.services = Services(

@@ -84,16 +84,12 @@ async def test_a_stream_of_another_node_goes_on_after_its_last_token(
     assert tokens(bench.link) == expected[emitted:]
 
 
-@pytest.mark.parametrize(
-    "wrong", ["complete", "with a source", "not a token", "takes over what has no output"]
-)
+@pytest.mark.parametrize("wrong", ["complete", "not a token", "takes over what has no output"])
 async def test_what_cannot_go_on_is_refused(bench: Bench, wrong: str) -> None:
     source = NodeAddress(node_id="p", incarnation="1", session_address="p:1")
     match wrong:
         case "complete":
             bad = leg("r", emitted=MAX_TOKENS)
-        case "with a source":
-            bad = leg("r", emitted=1, source=source)
         case "takes over what has no output":
             bad = replace(leg("r", source=source), takes_over="r")
         case _:

@@ -44,6 +44,32 @@ def test_another_revision_joins_only_with_a_share() -> None:
         revisions.check(node_hello("d2", revision="other"))
 
 
+def test_nodes_with_weights_by_role_join_where_prompts_have_nodes_of_their_own() -> None:
+    registry = Registry()
+    join(registry, "p0", NodeRole.PREFILL, arithmetic="int8+a")
+    decode = node_hello("d0", arithmetic="int4+b")
+    revisions = Revisions(registry, lambda revision, adapter: True, {})
+    revisions.check(decode)
+    another = node_hello("p1", NodeRole.PREFILL, arithmetic="int8+c")
+    with pytest.raises(ConfigError, match=r"int8\+c.*int8\+a.*both are prefill.*engine.kernels"):
+        revisions.check(another)
+    adaptive = Revisions(registry, lambda revision, adapter: True, {}, "adaptive")
+    with pytest.raises(ConfigError, match=r"by role.*adaptive.*disaggregated"):
+        adaptive.check(decode)
+    with pytest.raises(ConfigError, match=r"one has weights by role.*prefill_quantization"):
+        revisions.check(node_hello("d1", revision="other"))
+
+
+def test_nodes_with_weights_by_role_stay_in_their_pool() -> None:
+    assert "weights of decode nodes" in node_hello("d", arithmetic="int4").refusal(NodeRole.PREFILL)
+    prefill = node_hello("p", NodeRole.PREFILL, arithmetic="int8")
+    assert "weights of prefill nodes" in prefill.refusal(NodeRole.DECODE)
+    assert prefill.refusal(NodeRole.PREFILL) == ""
+    assert node_hello("d").refusal(NodeRole.PREFILL) == ""
+    private = node_hello("d", prefill_refusal="its memory is private")
+    assert private.refusal(NodeRole.PREFILL) == "its memory is private"
+
+
 def test_equal_revisions_have_equal_kv() -> None:
     revisions = side_by_side(old=1, new=1)
     halves = replace(LAYOUT, dtype=KvDtype.BFLOAT16)

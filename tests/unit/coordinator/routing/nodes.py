@@ -69,6 +69,7 @@ class Nodes:
         *,
         late_last: bool = False,
         layout: KvLayout = LAYOUT,
+        arithmetic: str = "",
     ) -> Member:
         """Without `host` on one of its own."""
         hello = node_hello(
@@ -81,6 +82,7 @@ class Nodes:
             max_model_len=4096,
             transports=list(transports),
             revision=revision,
+            arithmetic=arithmetic,
         )
         member = self.registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
         if perf is not None:

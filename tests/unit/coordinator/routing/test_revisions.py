@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -71,3 +72,16 @@ def test_a_running_stream_does_not_move_to_another_revision() -> None:
         if member.hello.revision == "a" and member.role is DECODE:
             nodes.registry.remove(member)
     assert nodes.router.place_elsewhere(request, prompt) is None
+
+
+def test_what_was_interrupted_has_its_prompt_computed_by_the_weights_that_it_is_for() -> None:
+    """Where prefill nodes have others than decode nodes; without any, it goes on all the same."""
+    nodes = Nodes()
+    prefill = nodes.join("p", PREFILL, arithmetic="int8")
+    nodes.join("d", DECODE, arithmetic="int4")
+    request = replace(nodes.request(20), output_token_ids=[1, 2], was_interrupted=True)
+    assert names(nodes.router.place(request)) == ("p", "d")
+    nodes.registry.remove(prefill)
+    assert names(nodes.router.place(request)) == (None, "d")
+    alike = Nodes(p=1, d=1)
+    assert names(alike.router.place(request)) == (None, "d0"), "any node computes it alike"
