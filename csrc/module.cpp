@@ -14,10 +14,10 @@
 #include "rows/launch.h"
 #include "sampling/launch.h"
 #include "shared_memory.h"
-#include "token_pairs.h"
 #include "transfer/checksum.h"
 #include "transfer/generations.h"
 #include "transfer/transfer.h"
+#include "vocabulary.h"
 
 NB_MODULE(_native, m) {
     m.doc() = "Native kernels of pdserve.";
@@ -37,5 +37,5 @@ NB_MODULE(_native, m) {
     pdserve::bind_shared_memory(m);
     pdserve::bind_transfer(m);
     pdserve::bind_json_shape(m);
-    pdserve::bind_token_pairs(m);
+    pdserve::bind_vocabulary(m);
 }

@@ -728,10 +728,17 @@ def cheapest(
 ) -> list[int]:
     """Return the least loaded of the slots whose cost is at most 1 + `equal` times the lowest."""
 
-def token_pairs(texts: list[str], scores: list[float]) -> bytes:
+def sized_texts(data: memoryview, position: int, count: int) -> tuple[list[str], int]:
+    """Read so many UTF-8 texts from a place on, each behind its size in bytes (a uint64).
+
+    Stops at the first one that ends beyond the data, or is no UTF-8. Returns the texts before it,
+    and where the next one would begin.
+    """
+
+def token_pairs(texts: list[str], scores: list[float]) -> list[tuple[str, str]]:
     """Find the pairs of tokens that are one together, whose score is finite.
 
-    Returns int32 [number of pairs, 2]: their ids, the pairs with the highest score first.
+    Those with the highest score come first; of equals, those with the lowest ids.
     """
 
 def json_shape(text: bytes) -> tuple[int, int, int, int]:

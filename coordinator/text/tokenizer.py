@@ -65,10 +65,14 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.pieces = TokenPieces(backend, self._special_ids)
-        vocab = backend.get_vocab(with_added_tokens=True)
-        self._end = 1 + max(vocab.values(), default=-1)  # of the tokens that have a text
+        texts = config.tokens
+        if texts is None:
+            vocab = backend.get_vocab(with_added_tokens=True)
+            texts, self._end = [*vocab], 1 + max(vocab.values(), default=-1)
+        else:
+            self._end = len(texts)  # of the tokens that have a text
         self._num_ids = self._end if num_ids is None else num_ids
-        self._longest_token = max(map(len, vocab), default=0)
+        self._longest_token = max(map(len, texts), default=0)
         self._threads = TextThreads()
 
     @classmethod

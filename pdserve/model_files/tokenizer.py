@@ -7,6 +7,7 @@ both must agree on which tokens are text and which are special.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class TokenizerConfig:
     """tokenizer_config.json, completed by the older special_tokens_map.json."""
 
     values: dict[str, Any] = field(default_factory=dict)
+    tokens: Sequence[str] | None = None  # by id; None: only the tokenizer itself knows them
 
     @classmethod
     def load(cls, folder: Path) -> TokenizerConfig:
@@ -99,8 +101,8 @@ def check_tokenizer(path: Path) -> None:
 
 
 def _read_gguf(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
-    backend, values = gguf_tokenizer.tokenizer_of(open_gguf(path))
-    return backend, TokenizerConfig(values)
+    backend, values, tokens = gguf_tokenizer.tokenizer_of(open_gguf(path))
+    return backend, TokenizerConfig(values, tokens)
 
 
 def _read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from pdserve import _native
 from pdserve.model_files.gguf.blocks import TYPES, BlockType
 from pdserve.model_files.git_lfs import refuse_pointer
 from pdserve.shared.errors import ModelError
@@ -142,15 +143,9 @@ class _Reader:
     def texts(self, count: int) -> list[str]:
         """As `text`, so many times: vocabularies have hundreds of thousands."""
         self.check_count(count, _U64.size, "texts")
-        data, found = self._data, []
-        position, length_of, end = self.position, _U64.unpack_from, len(data)
-        for _ in range(count):
-            start = position + _U64.size
-            position = start + (length_of(data, position)[0] if start <= end else 1)
-            if position > end:
-                raise self._cut_short()
-            found.append(self._decoded(data[start:position], start))
-        self.position = position
+        found, self.position = _native.sized_texts(self._data, self.position, count)
+        while len(found) < count:  # there is a bad one: this says what is wrong with it
+            found.append(self.text())
         return found
 
     def array(self) -> list[Any]:

@@ -71,7 +71,7 @@ class GgufFields:
     def texts(self, key: str) -> list[str]:
         """A list of texts."""
         value = self.raw(key)
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not {*map(type, value)} <= {str}:
             raise self.error(key, "a list of texts")
         return value
 

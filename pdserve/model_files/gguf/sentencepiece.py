@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers
 from tokenizers import pre_tokenizers as pre
@@ -84,12 +83,9 @@ def _decoder(*, has_prefix: bool) -> decoders.Decoder:
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     """All pairs of tokens that are a token together, those of the highest score first."""
-    tokens, types = vocabulary.tokens, vocabulary.types
     # Nothing is merged into others.
     scores = [
         score if kind in (NORMAL, UNUSED) else -math.inf
-        for score, kind in zip(vocabulary.scores(), types, strict=True)
+        for score, kind in zip(vocabulary.scores(), vocabulary.types, strict=True)
     ]
-    pairs = np.frombuffer(_native.token_pairs(tokens, scores), np.int32).reshape(-1, 2)
-    firsts, seconds = (map(tokens.__getitem__, ids.tolist()) for ids in pairs.T)
-    return list(zip(firsts, seconds, strict=True))
+    return _native.token_pairs(vocabulary.tokens, scores)

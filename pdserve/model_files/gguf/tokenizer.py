@@ -27,8 +27,8 @@ _ENDS_OF_TURNS: Final = frozenset(
 )
 
 
-def tokenizer_of(model: GgufModel) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Return the tokenizer, and what tokenizer_config.json would say: tokens, chat templates.
+def tokenizer_of(model: GgufModel) -> tuple[tokenizers.Tokenizer, dict[str, Any], list[str]]:
+    """Return the tokenizer, what tokenizer_config.json would say of it, and all tokens by id.
 
     Raises:
         TokenizerError: it is of a kind that is not known, or damaged.
@@ -50,13 +50,15 @@ def tokenizer_of(model: GgufModel) -> tuple[tokenizers.Tokenizer, dict[str, Any]
         named.get("eos_token") if fields.boolean("add_eos_token", kind == "t5") else None,
         vocabulary.ids,
     )
-    return backend, named | _templates(GgufFields(model.values, model.path))
+    templates = _templates(GgufFields(model.values, model.path))
+    return backend, named | templates, vocabulary.tokens
 
 
 def check_tokenizer(model: GgufModel) -> None:
     """Check what can be known without making it, which takes a second. Raises as `tokenizer_of`."""
     vocabulary = Vocabulary(model)
     kind = _kind(vocabulary)
+    _ = vocabulary.ids  # no token is there twice
     vocabulary.named()
     if kind in ("llama", "t5"):
         vocabulary.scores()
@@ -73,10 +75,9 @@ def end_ids(model: GgufModel) -> dict[int, list[str]]:
     for key in _END_KEYS:
         if (token_id := vocabulary.id_of(key)) is not None:
             found.setdefault(token_id, []).append(PREFIX + key)
-    for text in sorted(_ENDS_OF_TURNS & vocabulary.ids.keys()):
-        token_id = vocabulary.ids[text]
-        if vocabulary.types[token_id] == CONTROL and token_id not in found:
-            found[token_id] = [f"its text, {text}"]
+    for token_id, text in enumerate(vocabulary.tokens):
+        if text in _ENDS_OF_TURNS and vocabulary.types[token_id] == CONTROL:
+            found.setdefault(token_id, [f"its text, {text}"])
     return found
 
 

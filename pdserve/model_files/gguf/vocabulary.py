@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, Final
 
 from tokenizers import AddedToken
@@ -36,14 +37,19 @@ class Vocabulary:
     def __init__(self, model: GgufModel) -> None:
         self.fields = GgufFields(model.values, model.path).under(PREFIX)
         self.where = str(model.path)
-        self.tokens = [
-            text or f"[EMPTY_{number}]" for number, text in enumerate(self.fields.texts("tokens"))
-        ]
-        self.ids = {text: number for number, text in enumerate(self.tokens)}
-        if len(self.ids) < len(self.tokens):
-            twice = next(t for number, t in enumerate(self.tokens) if self.ids[t] != number)
-            raise TokenizerError(f"{self.where} has the token {twice!r} twice")
+        self.tokens = self.fields.texts("tokens")
+        if "" in self.tokens:
+            self.tokens = [text or f"[EMPTY_{number}]" for number, text in enumerate(self.tokens)]
         self.types = self._each("token_type", int, NORMAL)
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        """Token |-> id. Raises TokenizerError: two ids have the same text."""
+        ids = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
+        if len(ids) < len(self.tokens):
+            twice = next(t for number, t in enumerate(self.tokens) if ids[t] != number)
+            raise TokenizerError(f"{self.where} has the token {twice!r} twice")
+        return ids
 
     def scores(self) -> list[float]:
         """Of all tokens."""
@@ -122,6 +128,6 @@ class Vocabulary:
         values = self.fields.raw(key)
         if values is None:
             return None
-        if not isinstance(values, list) or not all(isinstance(one, int | kind) for one in values):
+        if not isinstance(values, list) or not {*map(type, values)} <= {int, bool, kind}:
             raise self.fields.error(key, "a list of numbers")
         return values
