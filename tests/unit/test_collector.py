@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.shared.process.collector import freeze_loaded_objects
+from pdserve.shared.process.collector import freeze_loaded_objects, pause_collector
 
 YOUNG = 50 * 700  # objects: as many passes over the youngest as five over older ones by default
 
@@ -39,6 +39,15 @@ def test_only_what_comes_later_is_looked_at() -> None:
     assert later() is not None
     gc.collect()
     assert later() is None
+
+
+@pytest.mark.usefixtures("collector_off")
+def test_there_are_no_passes_during_a_start() -> None:
+    gc.enable()
+    pause_collector()
+    assert not gc.isenabled()
+    freeze_loaded_objects()
+    assert gc.isenabled()
 
 
 @pytest.mark.usefixtures("collector_off")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -31,7 +32,7 @@ from pdserve.settings.access import without_keys
 from pdserve.shared.process.exit_codes import StartFailed
 from pdserve.shared.process.limited_child import die_with_parent
 
-IMPORTED: Final = ("pdserve.commands.cli.node", "pdserve.commands.cli.forked")
+IMPORTED: Final = ("pdserve.commands.cli.preloaded",)
 _IMPORTED_BY: Final = os.getpid()  # in a forked process: the fork server, which has imported this
 _ARG_START, _ARG_END = 45, 46  # in /proc/PID/stat, behind the name
 
@@ -159,6 +160,7 @@ def become(
 ) -> None:
     """Be like one started with these words; of the fork server's files none is left open."""
     beginning.recv_bytes()
+    gc.enable()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.setpgid(0, 0)
     os.environ.clear()

@@ -41,6 +41,7 @@ from pdserve.settings.flags import FlagParser, add_flags, config_from
 from pdserve.settings.rank_host import RankHostConfig
 from pdserve.settings.struct import ConfigStruct
 from pdserve.shared.errors import PdserveError
+from pdserve.shared.process.collector import pause_collector
 from pdserve.shared.process.exit_codes import FAILED, FORCED, OK, exit_code_of
 from pdserve.shared.process.limited_child import die_with_parent
 from pdserve.shared.process.signals import hear_ctrl_c
@@ -176,6 +177,7 @@ def _coordinator(arguments: argparse.Namespace) -> int:
         from pdserve.commands.cluster.placement import usable_cores
 
         os.sched_setaffinity(0, usable_cores(config.cpus))
+    pause_collector()
     from coordinator.main import run  # here, because imports may start threads
 
     run(config)
@@ -200,6 +202,7 @@ def _rank(arguments: argparse.Namespace) -> int:
 
 def _node(arguments: argparse.Namespace, role: NodeRole) -> int:
     config = _process_config(arguments, NodeConfig)
+    pause_collector()
     from pdserve.node.start.prefetch import prefetch_weights
     from pdserve.settings.models import node_of_model
 

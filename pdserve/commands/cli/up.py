@@ -18,6 +18,8 @@ from pdserve.commands.cluster.placement import count_gpus, usable_cores
 from pdserve.commands.cluster.plan import COORDINATOR, Machine
 from pdserve.commands.cluster.restarts import Restarts
 from pdserve.commands.cluster.supervisor import OWN_COMMAND, Cluster
+from pdserve.model_files.gguf.model import forget_files
+from pdserve.shared.process.collector import freeze_loaded_objects, pause_collector
 from pdserve.shared.process.exit_codes import FAILED, FORCED, OK
 from pdserve.shared.process.signals import StopSignals
 
@@ -34,6 +36,7 @@ def run(
     Raises:
         PdserveError: the cluster would not start (`check`), or did not become ready.
     """
+    pause_collector()
     screen = UpScreen()
     machine = Machine(usable_cores(config.engine.cpus), 0 if config.on else count_gpus())
     makes: Makes = (Child, None) if config.on else begin_forking(command)
@@ -93,6 +96,8 @@ async def _start(cluster: Cluster, screen: UpScreen, config: ClusterConfig) -> N
     await wait_ready(cluster, screen)
     status = await cluster.status()
     print(invitation(cluster.url, status, has_page=config.access.page), flush=True)
+    forget_files()
+    freeze_loaded_objects()
 
 
 async def wait_ready(cluster: Cluster, screen: UpScreen) -> None:
