@@ -217,9 +217,11 @@ class ClusterStatus(Message, frozen=True, kw_only=True):
                 parts.append(f"{node_id} (sick: {node.reason})")
             elif node.state != "ready":
                 parts.append(f"{node_id} ({node.state})")
-        for adapter in self.coordinator.adapters:
-            if not adapter.digest and not adapter.refusals:
-                parts.append(f"adapter {adapter.name} (loading)")
+        parts += [
+            f"adapter {adapter.name} (loading)"
+            for adapter in self.coordinator.adapters
+            if not adapter.digest and not adapter.refusals
+        ]
         return ", ".join(parts)
 
 

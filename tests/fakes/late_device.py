@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+
+from msgspec.structs import replace
 
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
@@ -22,7 +25,8 @@ class LaidOutRow:
     request_id: str
     table: list[int]
     begin: int
-    tokens: list[int]
+    tokens: list[int]  # drafts included
+    num_drafts: int
     samples: bool
 
 
@@ -71,9 +75,11 @@ class LateStep:
             end = begin + num_tokens
             assert len(request.block_table) * self.device.block_size >= end
             samples = Scheduled(request, num_tokens).samples
-            tokens = request.token_slice(begin, end)
+            draft = list(request.draft)
+            tokens = request.token_slice(begin, end - len(draft)) + draft
+            table = list(request.block_table)
             self.rows.append(
-                LaidOutRow(request.request_id, list(request.block_table), begin, tokens, samples)
+                LaidOutRow(request.request_id, table, begin, tokens, len(draft), samples)
             )
 
     def launch(self) -> None:
@@ -88,12 +94,18 @@ class LateStep:
             self.device.launched.popleft().compute()
         if error := self.device.errors.get(self.number):
             raise error
-        tokens = iter(self.sampled)
-        return [SampledToken(next(tokens)) if row.samples else None for row in self.rows]
+        tokens = map(SampledToken, self.sampled)
+        return [
+            replace(next(tokens), after=tuple(islice(tokens, row.num_drafts)))
+            if row.samples
+            else None
+            for row in self.rows
+        ]
 
     @property
     def can_be_followed(self) -> bool:
-        return len(self.rows) <= self.device.most_ahead
+        has_drafts = any(row.num_drafts for row in self.rows)
+        return not has_drafts and len(self.rows) <= self.device.most_ahead
 
     def prepare_next(self, rows: Sequence[Scheduled]) -> LateStep:
         if len(rows) > self.device.most_ahead:
@@ -110,8 +122,9 @@ class LateStep:
                 self.device.write(row.table, position, token)
         for row in self.rows:
             if row.samples:
-                history = self.device.read(row.table, row.begin + len(row.tokens))
-                self.sampled.append(next_token(history))
+                end = row.begin + len(row.tokens)
+                for num_tokens in range(end - row.num_drafts, end + 1):
+                    self.sampled.append(next_token(self.device.read(row.table, num_tokens)))
 
 
 class LateRunner(PlainRunner):

@@ -45,9 +45,7 @@ def _missing(peaks: Tensor, logits: Tensor, requests: Sequence[Request]) -> Tens
     """Return [num_requests] bool: where no token can be chosen, nor need be, behind a draft."""
     is_missing = ~peaks.isfinite()
     rows = [
-        row
-        for row in is_missing.nonzero()[:, 0].tolist()
-        if not isinstance(requests[row], Ahead)
+        row for row in is_missing.nonzero()[:, 0].tolist() if not isinstance(requests[row], Ahead)
     ]
     if rows:
         raise nothing_to_choose(logits[rows], [requests[row] for row in rows])

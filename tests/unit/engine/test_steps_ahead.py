@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve.engine.core import EngineCore
+from pdserve.engine.drafts.speculation import Speculation
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import StepReport
 from pdserve.engine.kv.block_pool import BlockPool
@@ -70,15 +71,43 @@ class Running:
         ]
 
 
+class Told:
+    """A source that knows answers from a place on, in part, and is wrong at every n-th token."""
+
+    name = "told"
+
+    def __init__(self, wrong_each: int, begin: int = 0) -> None:
+        self._wrong_each = wrong_each
+        self._begin = begin
+
+    def drafter(self, request: Request) -> Told:
+        return self
+
+    def propose(self, request: Request, most: int) -> tuple[list[int], int]:
+        place = len(request.output_token_ids)
+        if place < self._begin:
+            return [], 0
+        end = place + min(most, place % 5)
+        known = enumerate(expected_output(request)[place:end], place)
+        return [7 if at % self._wrong_each == 0 else token for at, token in known], 20
+
+    def ended(self, request: Request) -> None:
+        """Nothing is kept."""
+
+
 @asynccontextmanager
 async def running(
     num_blocks: int = 40,
     eos: frozenset[int] = frozenset(),
     observer: Observer | None = None,
     batch: int = 8,
+    told: Told | None = None,
 ) -> AsyncIterator[Running]:
     clock, pool = ManualClock(), BlockPool(num_blocks, BLOCK)
     engine = Engine(Queues(pool, clock), decode_policy(16, batch), eos)
+    if told is not None:
+        speculation = Speculation(pool, lambda shape: 1.0, 64, [told])
+        engine.speculate, engine.awaits = speculation, speculation.awaits
     device, observer = LateDevice(BLOCK, lambda: clock.advance(1.0)), observer or Observer()
     task = asyncio.create_task(engine.run(LateRunner(device), observer))
     try:
@@ -148,9 +177,10 @@ ARRIVALS = st.lists(
     num_blocks=st.integers(11, 40),
     batch=st.integers(2, 8),
     most_ahead=st.sampled_from([100, 3]),
+    told=st.sampled_from([None, Told(2), Told(3, begin=4), Told(1000, begin=6)]),
 )
 def test_tokens_are_those_of_one_step_after_the_other(
-    arrivals: list[Arrival], num_blocks: int, batch: int, most_ahead: int
+    arrivals: list[Arrival], num_blocks: int, batch: int, most_ahead: int, told: Told | None
 ) -> None:
     """Whoever comes, ends, is cancelled, preempted or told to end while two steps are under way."""
 
@@ -192,7 +222,7 @@ def test_tokens_are_those_of_one_step_after_the_other(
                 request.leg_token_limit = len(request.output_token_ids) + 1
 
         due += [(arrival.after, lambda a=arrival: arrive(a)) for arrival in arrivals]
-        async with running(num_blocks, EOS, Director(), batch) as world:
+        async with running(num_blocks, EOS, Director(), batch, told) as world:
             world.device.most_ahead = most_ahead
             while due or len(world.observer.done) < len(requests):
                 num_reports += world.engine.num_requests == 0  # nothing is reported while idle
@@ -222,6 +252,42 @@ async def test_the_next_step_is_launched_before_the_last_one_is_waited_for() -> 
         assert world.device.heard == [*prompt, *decodes, *last][: len(world.device.heard)]
         assert world.device.heard.count(("wait", 5)) == 1
         assert len(world.device.rows) == 6
+
+
+async def test_a_device_waits_where_drafts_are_worth_it() -> None:
+    """It runs ahead before anything is guessed, and then takes several tokens a step."""
+    async with running(told=Told(1000, begin=8)) as world:
+        request = make_request(5, max_tokens=30)
+        world.engine.submit(request)
+        await world.until_done(request)
+        assert request.output_token_ids == expected_output(request)
+        sizes = [rows[0][1] for rows in world.device.rows[1:]]
+        first = next(n for n, size in enumerate(sizes, 1) if size > 1)
+        assert first > 6
+        assert set(range(2, first - 1)) <= set(world.steps_ahead)
+        assert first not in world.steps_ahead
+        assert len(sizes) < 20
+
+
+async def test_what_is_hardly_right_stops_no_device() -> None:
+    """Nor what would save less than the device waits."""
+    for wrong_each, gap_s in ((1, 0.0), (1000, 9.0)):
+        pool = BlockPool(40, BLOCK)
+        told = Told(wrong_each)
+        speculation = Speculation(pool, lambda shape: 1.0, 64, [told])
+        request = make_request(5, max_tokens=30)
+        request.output_token_ids = expected_output(request)[:4]
+        request.num_computed_tokens = request.num_tokens - 1
+        request.block_table = pool.allocate(pool.blocks_for(request.num_tokens))
+        rows = [Scheduled(request, 1)]
+        assert speculation.awaits(rows, 0.0)
+        if wrong_each == 1:
+            for _ in range(20):
+                assert request.guesses is not None
+                speculation(rows)
+                request.guesses.compared(len(request.draft), 0)
+                request.draft = ()
+        assert not speculation.awaits(rows, gap_s)
 
 
 async def test_a_request_that_ends_by_its_own_is_computed_once_in_vain() -> None:

@@ -11,17 +11,13 @@ from tests.matrix import matrix
 
 pytest.importorskip("triton")
 
-from pdserve.engine.drafts.speculation import Speculation
-from pdserve.engine.drafts.texts import OwnText
 from pdserve.engine.request import Request
 from pdserve.protocol import BadWord
-from tests.fakes.graphs import Replayed
 from tests.fakes.late_copies import PromptCopies
 from tests.requests import make_request
 from tests.unit.engine_cuda.test_launch_counts import cuda_node
-from tests.unit.engine_cuda.test_ranks import cuda_decoders
 from tests.unit.engine_model.drafted import Said, Streams, Told, answers, run, tokens_of
-from tests.unit.engine_model.harness import Node, make_prompt
+from tests.unit.engine_model.harness import make_prompt
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -40,7 +36,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 def requests() -> list[Request]:
     return [
-        make_request(make_prompt(3 + 2 * n, n), request_id=name, max_tokens=10, **options)
+        make_request(make_prompt(3 + 2 * n, n), request_id=name, max_tokens=7, **options)
         for n, (name, options) in enumerate(OPTIONS.items())
     ]
 

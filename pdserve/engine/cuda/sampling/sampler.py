@@ -129,9 +129,7 @@ class CudaSampling:
             if token_id < 0 and not isinstance(request, Ahead)
         ]
         damaged = [
-            request
-            for request, token_id in missing
-            if token_id == launches.DAMAGED or not changes
+            request for request, token_id in missing if token_id == launches.DAMAGED or not changes
         ]
         if damaged:
             raise unusable(damaged)
