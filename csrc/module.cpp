@@ -16,6 +16,7 @@
 #include "shared_memory.h"
 #include "transfer/checksum.h"
 #include "transfer/generations.h"
+#include "transfer/planes.h"
 #include "transfer/transfer.h"
 #include "vocabulary.h"
 
@@ -36,6 +37,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_checksum(m);
     pdserve::bind_shared_memory(m);
     pdserve::bind_transfer(m);
+    pdserve::bind_planes(m);
     pdserve::bind_json_shape(m);
     pdserve::bind_vocabulary(m);
 }

@@ -7,6 +7,7 @@ The two sides:
     strand_pull.py    what a pull reads of one exporter's part: plans, reads, checks
     links/            a puller's link to one exporter: chooses a transport, changes it on failure
     transports/       the ways of moving bytes, behind one interface
+    codecs/           forms in which bytes pass a slow network
 
 Who may pull what:
 

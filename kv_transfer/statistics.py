@@ -40,6 +40,8 @@ class PullerStatistics:
     pulls: int = 0  # complete and valid
     bytes: int = 0  # of these pulls
     seconds: float = 0.0  # of these pulls
+    coded_bytes: int = 0  # of the pool, in reads that were sent with a codec
+    sent_coded: int = 0  # bytes that these took on the network
     stale: int = 0
     timeouts: int = 0
     cancelled: int = 0

@@ -461,6 +461,20 @@ def find_wrong(
 ) -> int:
     """Return the first block whose sum is not that of its `per_block` expected ones; -1: none."""
 
+def split_planes(
+    numbers: NDArray[np.uint8],
+    planes: NDArray[np.uint8],
+    width: int,
+) -> None:
+    """Split numbers of `width` bytes, 2 or 4: first the uppermost byte of each, then the rest."""
+
+def join_planes(
+    planes: NDArray[np.uint8],
+    numbers: NDArray[np.uint8],
+    width: int,
+) -> None:
+    """Join what split_planes has split."""
+
 def map_shared(fd: int, size: int, writable: bool) -> NDArray[np.uint8]:
     """Map the first `size` bytes of a file: [size]. The array owns the mapping.
 

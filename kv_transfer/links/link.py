@@ -1,18 +1,24 @@
 """A puller's link to one incarnation of an exporter, over the best transport that both ends have.
 
 A read whose connection breaks is retried once over the same transport, then over the next best one
-that works. The link keeps using that one.
+that works. The link keeps using that one. Each route chooses its codec by what it has measured.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+import msgspec
+
+from kv_transfer.codecs.catalog import codecs_for
+from kv_transfer.codecs.choice import RAW_FORM, CodecChoice, Sending
+from kv_transfer.codecs.codec import RAW
 from kv_transfer.links.in_flight import Pulling, PullsInFlight
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.transports.interface import Channel, Read, Transport
@@ -37,6 +43,7 @@ class _Route:
 
     transport: Transport
     channel: Channel
+    choice: CodecChoice | None  # None: one end has no codec, or the transport needs none
     num_reads: int = 0
     is_closed: bool = False
 
@@ -98,6 +105,12 @@ class Link:
         told = [f"{name}: {self._reasons[name]}" for name in better if name in self._reasons]
         return "; ".join(told) or "the best transport there is"
 
+    @property
+    def codec(self) -> str:
+        """In which form KV is sent: see `CodecChoice`; without any codec, "raw"."""
+        choice = self._route and self._route.choice
+        return str(choice) if choice else RAW_FORM
+
     async def connect(self, timeout_s: float) -> None:
         """Connect the first candidate that works.
 
@@ -113,15 +126,6 @@ class Link:
         A broken read may have written to the destination; the retry overwrites it. If all
         transports break, the first error is raised, since the others may be consequences of it.
         """
-        if self._carrier is None:
-            await self._read(read)
-            return
-        loop = asyncio.get_running_loop()
-        arrival_s = self._carrier.arrival_s(read.num_bytes, loop.time())
-        await self._read(read)
-        await asyncio.sleep(max(0.0, arrival_s - loop.time()))
-
-    async def _read(self, read: Read) -> None:
         route = self._route or await self._move(None, Counter())
         try:
             await self._read_on(route, read)
@@ -169,11 +173,33 @@ class Link:
     async def _read_on(self, route: _Route, read: Read) -> None:
         route.num_reads += 1
         try:
-            await route.channel.read(read)
+            if route.choice is not None:
+                await self._read_as_chosen(route.channel, route.choice, read)
+            else:
+                await self._carried(route.channel, read, None)
         finally:
             route.num_reads -= 1
             if route is not self._route:
                 self._close_unused(route)
+
+    async def _read_as_chosen(self, channel: Channel, choice: CodecChoice, read: Read) -> None:
+        sending = choice.next(read.num_bytes)
+        started_s = time.perf_counter()
+        await self._carried(channel, msgspec.structs.replace(read, sending=sending), sending)
+        choice.note(sending, read.num_bytes, time.perf_counter() - started_s)
+        if sending.codec != RAW:
+            self._statistics.coded_bytes += read.num_bytes
+            self._statistics.sent_coded += sending.num_bytes
+
+    async def _carried(self, channel: Channel, read: Read, sending: Sending | None) -> None:
+        """Read, and wait until the simulated network could have brought it, if there is one."""
+        carrier, loop = self._carrier, asyncio.get_running_loop()
+        asked_s = loop.time() if carrier is not None else 0.0
+        await channel.read(read)
+        if carrier is not None:
+            num_bytes = read.num_bytes if sending is None else sending.num_bytes
+            arrival_s = carrier.arrival_s(num_bytes, asked_s)
+            await asyncio.sleep(max(0.0, arrival_s - loop.time()))
 
     async def _move(self, broken: _Route | None, breaks: Counter[str]) -> _Route:
         """The route to use after `broken`: a new connection, or another transport.
@@ -247,7 +273,9 @@ class Link:
                 timed_out = True
                 self._reasons[transport.name] = "no answer in time"
             else:
-                return _Route(transport, channel)
+                codecs = codecs_for(self.welcome.layout)
+                usable = {name: codecs[name] for name in offer.codecs if name in codecs}
+                return _Route(transport, channel, CodecChoice(usable) if usable else None)
         text = f"no transport to {self.welcome.node_id!r} within {timeout_s} s: {self.reason}"
         raise TransferTimeout(text) if timed_out else PeerLost(text)
 

@@ -73,6 +73,11 @@ class ShardedLink:
         return self.strands[0].link.reason
 
     @property
+    def codec(self) -> str:
+        """In which forms the strands' KV is sent."""
+        return ", ".join(sorted({strand.link.codec for strand in self.strands}))
+
+    @property
     def simulated(self) -> SimulatedLink | None:
         """The simulated network of each strand, if any."""
         return self.strands[0].link.simulated

@@ -3,7 +3,7 @@
     puller   -> exporter   the access token, once per connection
     puller   -> exporter   PullRequest
     exporter -> puller     Verdict (num_bytes follow, or an error)
-    exporter -> puller     the bytes, in the source's order
+    exporter -> puller     the bytes, in the source's order; with a codec, chunks of them
     exporter -> puller     Verdict (valid, or stale)
 
 A frame is a magic number, a length and a msgpack body. The length is bounded before the body is
@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
+from kv_transfer.codecs.codec import RAW
 from kv_transfer.handshake import ACCESS_BYTES
 from kv_transfer.spans.box import KvBox
 from kv_transfer.ticket import MAX_TICKET_BYTES
@@ -57,7 +58,10 @@ class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
     @staticmethod
     def of(read: Read) -> PullRequest:
         """The request for a planned read."""
-        return PullRequest(read.sealed, *msgspec.structs.astuple(read.box))
+        plain = PullRequest(read.sealed, *msgspec.structs.astuple(read.box))
+        if read.sending is None or read.sending.codec == RAW:
+            return plain  # as builds from before codecs understand it
+        return CodedPullRequest(**msgspec.structs.asdict(plain), codec=read.sending.codec)
 
     @property
     def box(self) -> KvBox:
@@ -72,10 +76,16 @@ class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array
         )
 
 
+class CodedPullRequest(PullRequest, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Any request; with a codec, its bytes are to be sent so (codecs/chunks.py)."""
+
+    codec: str = RAW
+
+
 class PullVerdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """The result of a pull so far; an empty code means success."""
 
-    num_bytes: int = 0  # number of bytes that follow
+    num_bytes: int = 0  # number of bytes that follow, before any codec
     code: str = ""
     message: str = ""
 

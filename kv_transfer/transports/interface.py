@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_transfer.checksum import Summing
+from kv_transfer.codecs.choice import Sending
 from kv_transfer.memory import KvPool
 from kv_transfer.spans.box import KvBox
 from kv_transfer.spans.plan import Spans
@@ -39,6 +40,7 @@ class Read(msgspec.Struct, frozen=True, eq=False):
     num_bytes: int  # of all spans
     destination: KvPool  # the puller's pool
     summing: Summing | None = None  # of spans within blocks; a copy may add them up meanwhile
+    sending: Sending | None = None  # how bytes pass a network, of a transport that has codecs
 
 
 class Source(Protocol):

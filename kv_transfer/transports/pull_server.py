@@ -12,15 +12,17 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_transfer.codecs.codec import RAW, Codec
 from kv_transfer.memory import check_generations
 from kv_transfer.spans.box import BlockRun, KvBox
 from kv_transfer.spans.layer_pieces import part_of
@@ -30,8 +32,8 @@ from kv_transfer.transports import tls
 from kv_transfer.transports.acceptor import Acceptor
 from kv_transfer.transports.frames import (
     MAX_REQUEST_BYTES,
+    CodedPullRequest,
     GarbledFrame,
-    PullRequest,
     PullVerdict,
     frame_bytes,
     receive_access,
@@ -53,6 +55,8 @@ from pdserve.shared.errors import (
 
 log = logging.getLogger(__name__)
 
+NO_CODECS: Final[Mapping[str, Codec]] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
@@ -72,6 +76,7 @@ class VerifiedPull:
     block_ids: NDArray[np.int64]
     generations: NDArray[np.uint64]
     num_bytes: int
+    codec: Codec | None  # None: they are sent as they are
 
 
 class Payload(Protocol):
@@ -117,6 +122,7 @@ class PullServer:
         open_payload: OpenPayload,
         limits: PullLimits,
         threads: CopyThreads,
+        codecs: Mapping[str, Codec] = NO_CODECS,
     ) -> None:
         """Args:
         name: the name of the transport.
@@ -124,7 +130,9 @@ class PullServer:
         open_payload: called for each connection that has been admitted.
         limits: for connections.
         threads: for what would take too long on the event loop; the caller closes them.
+        codecs: that the payloads have, by name.
         """
+        self._codecs = codecs
         self._name = name
         self._source = source
         self._open_payload = open_payload
@@ -141,7 +149,8 @@ class PullServer:
         )
         self._acceptor = Acceptor(listener, self._admit)
         port = listener.getsockname()[1]
-        return TransportOffer(name=self._name, endpoint=format_address(advertised_host, port))
+        endpoint = format_address(advertised_host, port)
+        return TransportOffer(name=self._name, endpoint=endpoint, codecs=list(self._codecs))
 
     async def close(self) -> None:
         """End all connections, even in the middle of a pull."""
@@ -227,7 +236,7 @@ class PullServer:
             return True
         return False
 
-    async def _next_request(self, connection: _Connection) -> PullRequest | None:
+    async def _next_request(self, connection: _Connection) -> CodedPullRequest | None:
         """The next request; None if the puller has closed the connection or broke the protocol."""
         limits = self._limits
         try:
@@ -237,7 +246,7 @@ class PullServer:
             return None
         try:
             async with asyncio.timeout(limits.request_s):
-                return await receive_frame(connection.sock, PullRequest, MAX_REQUEST_BYTES)
+                return await receive_frame(connection.sock, CodedPullRequest, MAX_REQUEST_BYTES)
         except (GarbledFrame, TimeoutError) as error:
             self._source.statistics.garbage += 1
             log.warning("a connection for KV was closed: %s", str(error) or "half a request")
@@ -246,7 +255,7 @@ class PullServer:
         return None
 
     async def _answer(
-        self, connection: _Connection, payload: Payload, request: PullRequest
+        self, connection: _Connection, payload: Payload, request: CodedPullRequest
     ) -> bool:
         """Serve one pull, from verdict to verdict; whether the connection may be used further.
 
@@ -278,7 +287,8 @@ class PullServer:
             await self._say(connection.sock, PullVerdict())
         return True
 
-    async def _verify(self, request: PullRequest) -> VerifiedPull:
+    async def _verify(self, request: CodedPullRequest) -> VerifiedPull:
+        codec = self._codec(request.codec)
         ticket = self._source.open_ticket(request.ticket)
         layout, box = self._source.layout, request.box
         ticket.check_covers(box, layout)
@@ -286,9 +296,15 @@ class PullServer:
         block_ids, generations = ticket.blocks_between(box.begin, box.end, layout.block_size, which)
         run = BlockRun(layout, block_ids, layout.full_blocks(box.begin))
         ranges = await self._plan(run, box)
-        pull = VerifiedPull(ranges, block_ids, generations, int(ranges[:, 1].sum()))
+        pull = VerifiedPull(ranges, block_ids, generations, int(ranges[:, 1].sum()), codec)
         self._check(pull)
         return pull
+
+    def _codec(self, name: str) -> Codec | None:
+        if name != RAW and name not in self._codecs:
+            known = ", ".join(self._codecs) or "none"
+            raise TransferError(f"there is no codec {name[:20]!r} here, but {known}")
+        return self._codecs.get(name)
 
     async def _plan(self, run: BlockRun, box: KvBox) -> Spans:
         plan = partial(source_ranges, run, box)

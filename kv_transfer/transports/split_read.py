@@ -38,6 +38,7 @@ def split_read(read: Read, layout: KvLayout, num_parts: int) -> list[Read]:
                 spans=_cut(read.spans, position, position + num_bytes),
                 num_bytes=num_bytes,
                 destination=read.destination,
+                sending=read.sending,
             )
         )
         position += num_bytes

@@ -11,12 +11,18 @@ from contextlib import suppress
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
+from kv_transfer.codecs.catalog import codecs_for
+from kv_transfer.codecs.choice import Sending
+from kv_transfer.codecs.chunks import CODING_COSTS, HEAD, Decoder
+from kv_transfer.codecs.codec import RAW
 from kv_transfer.memory import cpu_pool
+from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag, slice_s, together
 from kv_transfer.transports.interface import Read, Reader
 from kv_transfer.transports.pull_client import Unanswered, ask, dial, lending, receive_final_verdict
-from kv_transfer.transports.sockets import wait_readable
+from kv_transfer.transports.sockets import receive_exactly, wait_readable
 from kv_transfer.transports.span_io import receive_spans
 from kv_transfer.transports.split_read import split_read
 from pdserve.kv import KvLayout
@@ -107,10 +113,28 @@ class TcpChannel:
     async def _receive(self, sock: socket.socket, read: Read) -> None:
         into = np.ascontiguousarray(read.spans[:, 1:])  # [n, 2] (offset, nbytes)
         destination = cpu_pool(read.destination).flat
+        sending = read.sending or Sending()
+        if sending.codec == RAW:
+            await self._receive_spans(sock, destination, into, read.num_bytes)
+            sending.num_bytes += read.num_bytes
+            return
+        decoder = Decoder(codecs_for(self._layout)[sending.codec], destination, into)
+        while not decoder.is_over:
+            size, coded_bytes = decoder.check(await receive_exactly(sock, HEAD.size))
+            coded = np.empty(coded_bytes, dtype=np.uint8)
+            await self._receive_spans(sock, coded, np.array([[0, coded_bytes]]), coded_bytes)
+            decode = partial(decoder.write, size, coded)
+            await self._threads.move(decode, CancelFlag(), CODING_COSTS * size)
+            sending.num_bytes += HEAD.size + coded_bytes
+
+    async def _receive_spans(
+        self, sock: socket.socket, region: NDArray[np.uint8], spans: Spans, end: int
+    ) -> None:
+        """Receive `end` bytes into spans [n, 2] (offset, nbytes)."""
         cancel = CancelFlag()
-        position, end = 0, read.num_bytes
+        position = 0
         while True:  # what is there already, before anything is waited for
-            job = partial(receive_spans, sock, destination, into, position, cancel, slice_s(end))
+            job = partial(receive_spans, sock, region, spans, position, cancel, slice_s(end))
             position = await self._threads.move(job, cancel, end)
             if position == end:
                 return

@@ -1,6 +1,7 @@
 """TCP, the exporter's end: sends the blocks of verified pulls over the requesting connection.
 
-A thread is used only while bytes are copied, and released whenever the puller is not ready.
+A thread is used only while bytes are copied or coded, and released whenever the puller is not
+ready. The kernel sends one chunk while the next one is coded.
 """
 
 from __future__ import annotations
@@ -9,7 +10,13 @@ import asyncio
 import socket
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_transfer.codecs.catalog import codecs_for
+from kv_transfer.codecs.chunks import CODING_COSTS, Encoder
 from kv_transfer.memory import cpu_pool
+from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag, CopyThreads, slice_s
 from kv_transfer.transports.interface import Source
 from kv_transfer.transports.pull_server import PullLimits, PullServer, VerifiedPull
@@ -27,7 +34,14 @@ class TcpServer:
         self._source = source
         self._limits = limits or PullLimits()
         self._threads = CopyThreads(num_threads, "kv-send")
-        self._server = PullServer("tcp", source, self._open_payload, self._limits, self._threads)
+        self._server = PullServer(
+            "tcp",
+            source,
+            self._open_payload,
+            self._limits,
+            self._threads,
+            codecs_for(source.layout),
+        )
 
     async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:
         """Listen on a port of `host`; 0: on any free one."""
@@ -51,28 +65,32 @@ class _TcpPayload:
         self, sock: socket.socket, source: Source, threads: CopyThreads, stall_s: float
     ) -> None:
         self._sock = sock
-        self._pool = cpu_pool(source.pool)
+        self._pool = cpu_pool(source.pool).flat
+        self._layout = source.layout
         self._statistics = source.statistics
         self._threads = threads
         self._stall_s = stall_s
 
     async def send(self, pull: VerifiedPull) -> None:
         """Send all bytes of the pull, in the order of its ranges."""
+        if pull.codec is None:
+            await self._send(self._pool, pull.ranges, pull.num_bytes)
+            return
+        encoder = Encoder(pull.codec, self._pool, pull.ranges, self._layout)
+        while size := encoder.next_bytes:
+            chunk = await self._threads.move(encoder.next, CancelFlag(), CODING_COSTS * size)
+            await self._send(chunk, np.array([[0, len(chunk)]]), len(chunk))
+
+    async def _send(self, region: NDArray[np.uint8], ranges: Spans, num_bytes: int) -> None:
         cancel = CancelFlag()
         position = 0
-        while position < pull.num_bytes:
+        while position < num_bytes:
             job = partial(
-                send_spans,
-                self._sock,
-                self._pool.flat,
-                pull.ranges,
-                position,
-                cancel,
-                slice_s(pull.num_bytes),
+                send_spans, self._sock, region, ranges, position, cancel, slice_s(num_bytes)
             )
-            before, position = position, await self._threads.move(job, cancel, pull.num_bytes)
+            before, position = position, await self._threads.move(job, cancel, num_bytes)
             self._statistics.bytes_sent += position - before
-            if position < pull.num_bytes:
+            if position < num_bytes:
                 async with asyncio.timeout(self._stall_s):
                     await wait_writable(self._sock)
 

@@ -193,6 +193,7 @@ class LinkState(Message, frozen=True):
     peer: str  # node id
     transport: str
     reason: str  # why not a better one
+    codec: str = ""  # "raw", or a codec and its gain; empty from older builds
 
 
 class DraftState(Message, frozen=True):

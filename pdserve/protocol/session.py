@@ -16,6 +16,7 @@ class TransportOffer(Message, frozen=True):
     unavailable: str = ""  # why the exporter cannot serve it; empty: it can
     part: int = 0  # of the exporter's pool, if each rank has one: 64 * its stage + rank in that
     host_id: str = ""  # as that of the welcome, where the part is on another host of the node
+    codecs: list[str] = []  # with which the exporter may send KV; none from older builds
 
 
 class PullerHello(Message, frozen=True):

@@ -448,14 +448,16 @@ class NodeHello(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ..., protocol: _Optional[int] = ..., late_last: bool = ..., weights: _Optional[str] = ..., short_len: _Optional[int] = ..., model_name: _Optional[str] = ..., may_become: _Optional[_Iterable[str]] = ..., arithmetic: _Optional[str] = ...) -> None: ...
 
 class LinkState(_message.Message):
-    __slots__ = ("peer", "transport", "reason")
+    __slots__ = ("peer", "transport", "reason", "codec")
     PEER_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     peer: str
     transport: str
     reason: str
-    def __init__(self, peer: _Optional[str] = ..., transport: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    codec: str
+    def __init__(self, peer: _Optional[str] = ..., transport: _Optional[str] = ..., reason: _Optional[str] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class DraftState(_message.Message):
     __slots__ = ("source", "drafted", "accepted", "kv_bytes", "used_kv_bytes")
@@ -624,20 +626,22 @@ class LegFailed(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class TransportOffer(_message.Message):
-    __slots__ = ("name", "endpoint", "metadata", "unavailable", "part", "host_id")
+    __slots__ = ("name", "endpoint", "metadata", "unavailable", "part", "host_id", "codecs")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     name: str
     endpoint: str
     metadata: bytes
     unavailable: str
     part: int
     host_id: str
-    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., metadata: _Optional[bytes] = ..., unavailable: _Optional[str] = ..., part: _Optional[int] = ..., host_id: _Optional[str] = ...) -> None: ...
+    codecs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., endpoint: _Optional[str] = ..., metadata: _Optional[bytes] = ..., unavailable: _Optional[str] = ..., part: _Optional[int] = ..., host_id: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PullerHello(_message.Message):
     __slots__ = ("node_id", "incarnation", "exporter_incarnation", "fingerprint", "layout", "introduction", "protocol")

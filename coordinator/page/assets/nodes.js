@@ -72,7 +72,7 @@ function showPools(status) {
 
 function showLinks(nodes) {
   const links = nodes.flatMap((node) => node.links.map((link) => ({ puller: node.node_id, ...link })));
-  const cells = (link) => [link.puller, link.peer, link.transport, link.reason];
+  const cells = (link) => [link.puller, link.peer, link.codec === "raw" || !link.codec ? link.transport : `${link.transport}, ${link.codec}`, link.reason];
   keep(
     get("links"), links, (link) => `${link.puller} ${link.peer}`,
     (link) => make("tr", {}, ...cells(link).map(() => make("td"))),

@@ -182,6 +182,8 @@ def watch_transfers(
     """Both ends of the KV transfer."""
     count = metrics.count
     count("pulled_bytes", "KV bytes pulled", lambda: pulled.bytes)
+    count("pulled_coded_bytes", "KV bytes pulled with a codec", lambda: pulled.coded_bytes)
+    count("pulled_sent_bytes", "Bytes sent for pulls with a codec", lambda: pulled.sent_coded)
     count("pull_seconds", "Seconds spent in complete pulls", lambda: pulled.seconds)
     count("pulls", "Complete pulls", lambda: pulled.pulls)
     count("pulls_stale", "Pulls of blocks that were reused meanwhile", lambda: pulled.stale)

@@ -110,6 +110,7 @@ class Sessions:
                 peer=session.peer.node_id,
                 transport=session.link.transport,
                 reason=session.link.reason,
+                codec=session.link.codec,
             )
             for session in sessions
             if session is not None

@@ -22,11 +22,13 @@ from kv_transfer.transports.tls import NodeTls
 from kv_transfer.transports.ucx.agent import missing as ucx_missing
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.shared.clock import ManualClock
+from pdserve.shared.simulated_link import SimulatedLink
+from tests.fakes.coded_tcp import coded_tcp
 from tests.fakes.transport import FakeNetwork
 
 NEEDS_NIXL = pytest.mark.skipif(ucx_missing() is not None, reason=str(ucx_missing()))
 REAL_TRANSPORTS = ("shm", "tcp", pytest.param("ucx", marks=NEEDS_NIXL))
-TRANSPORTS = (*REAL_TRANSPORTS, "fake")
+TRANSPORTS = (*REAL_TRANSPORTS, "coded", "fake")
 SMALL = KvLayout(num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 # Blocks of 1 MiB: naming one of them tens of thousands of times makes a pull that lasts for
 # seconds on any machine, with two blocks of memory.
@@ -111,16 +113,19 @@ def make_puller(
     layout: KvLayout,
     network: FakeNetwork | None = None,
     tls: NodeTls | None = None,
+    simulated: SimulatedLink | None = None,
+    codec: str = "zstd",
 ) -> Puller:
     network = network or FakeNetwork()
     identity = KvIdentity("a-model", "main", layout)
-    return Puller(pool, identity, host_id(), kinds_with(network), tls=tls)
+    kinds = kinds_with(network, codec)
+    return Puller(pool, identity, host_id(), kinds, tls=tls, simulated=lambda exporter: simulated)
 
 
-def kinds_with(network: FakeNetwork) -> list[TransportKind]:
-    """All transports, and the fake one."""
+def kinds_with(network: FakeNetwork, codec: str = "zstd") -> list[TransportKind]:
+    """All transports, TCP with a codec, and the fake one."""
     fake = TransportKind("fake", network.server, network.transport, frozenset({"cpu"}))
-    return [*KINDS, fake]
+    return [*KINDS, coded_tcp(codec), fake]
 
 
 @asynccontextmanager
@@ -132,7 +137,10 @@ async def open_pair(
     *,
     with_checksums: bool = True,
     tls: NodeTls | None = None,
+    simulated: SimulatedLink | None = None,
+    codec: str = "zstd",
 ) -> AsyncIterator[Pair]:
+    """A pair over this kind of transport; `codec` is that of the one named "coded"."""
     destination_layout = destination_layout or layout
     network = FakeNetwork()
     source = make_pool(layout, num_blocks, seed=1)
@@ -140,7 +148,7 @@ async def open_pair(
     exporter, clock = make_exporter(
         source, layout, kind, network, with_checksums=with_checksums, tls=tls
     )
-    puller = make_puller(destination, destination_layout, network, tls)
+    puller = make_puller(destination, destination_layout, network, tls, simulated, codec)
     await exporter.start("127.0.0.1")
     link = await puller.connect(exporter.welcome(), timeout_s=5)
     assert link.transport == kind

@@ -195,16 +195,16 @@ class _NodeTable:
 
 
 def _links(nodes: Iterable[NodeStatus]) -> Table:
-    """Which node pulls from which, by which transport, and why not by a better one."""
+    """Which node pulls from which, by which transport and in which form, and why not by a better one."""
     table = Table(
         title="KV links", title_justify="left", title_style="bold", box=None, padding=_PADDING
     )
-    for column in ("puller", "exporter", "transport"):
+    for column in ("puller", "exporter", "transport", "sent"):
         table.add_column(column, no_wrap=True)
     table.add_column("why", overflow="fold")
     for node in sorted(nodes, key=lambda node: node.node_id):
         for link in node.links:
-            table.add_row(node.node_id, link.peer, link.transport, link.reason)
+            table.add_row(node.node_id, link.peer, link.transport, link.codec, link.reason)
     return table
 
 

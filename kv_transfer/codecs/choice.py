@@ -1,0 +1,132 @@
+"""Which codec is the fastest over a link, by what each has achieved there.
+
+A codec takes time of a core at both ends, and saves time on the network. Which is more depends on
+both, and on what else they do. So nothing is computed from their rates: ways are tried, and tried
+again from time to time. A network that is faster than the codec alone needs no trial.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from kv_transfer.codecs.codec import RAW, Bytes, Codec
+
+RAW_FORM: Final = "raw"  # as a status says it
+
+_SMALL_BYTES: Final = 64 << 10  # as they are: a codec would gain less than it costs to begin
+_MEASURED_BYTES: Final = 2 << 20  # a way has been tried with so many
+_FORGOTTEN_BYTES: Final = 64 << 20  # what has been measured counts half after so many
+_RETRIAL: Final = 16  # one of so many reads tries another way again
+_MARGIN: Final = 1.1  # cores have other things to do
+_SAMPLE_BYTES: Final = 256 << 10
+
+
+@dataclass(slots=True)
+class Sending:
+    """How one read is sent, and what came of it."""
+
+    codec: str = RAW
+    num_bytes: int = 0  # that were sent for it
+
+
+@dataclass(slots=True)
+class _Achieved:
+    """What reads that were sent in one way have had in all."""
+
+    bytes: float = 0.0  # of the pool
+    sent: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        return self.bytes >= _MEASURED_BYTES
+
+    @property
+    def rate(self) -> float:
+        """Bytes of the pool per second."""
+        return self.bytes / max(self.seconds, 1e-9)
+
+    def add(self, num_bytes: int, sent: int, seconds: float) -> None:
+        if self.bytes > _FORGOTTEN_BYTES:
+            self.bytes, self.sent, self.seconds = self.bytes / 2, self.sent / 2, self.seconds / 2
+        self.bytes += num_bytes
+        self.sent += sent
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
+class CodecChoice:
+    """Chooses for each read over one route. `codecs`: those that both ends have."""
+
+    codecs: Mapping[str, Codec]
+    _achieved: dict[str, _Achieved] = field(default_factory=dict)
+    _coding_rates: dict[str, float] = field(default_factory=dict)
+    _num_reads: int = 0
+
+    def __post_init__(self) -> None:
+        self._achieved = {name: _Achieved() for name in (RAW, *self.codecs)}
+
+    def __str__(self) -> str:
+        """As in a status: the codec in use, and how many bytes it makes of one."""
+        name = self._best()
+        if name == RAW:
+            return RAW_FORM
+        found = self._achieved[name]
+        return f"{name} {found.bytes / max(found.sent, 1):.2f}x"
+
+    def next(self, num_bytes: int) -> Sending:
+        """How the next read, of so many bytes, is sent."""
+        if not self.codecs or num_bytes < _SMALL_BYTES:
+            return Sending()
+        self._num_reads += 1
+        if not self._achieved[RAW].is_known:
+            return Sending()
+        worth_trying = [name for name in self._achieved if self._may_win(name)]
+        for name in worth_trying:
+            if not self._achieved[name].is_known:
+                return Sending(name)
+        best = self._best()
+        others = [name for name in worth_trying if name != best]
+        if others and self._num_reads % _RETRIAL == 0:
+            return Sending(others[self._num_reads // _RETRIAL % len(others)])
+        return Sending(best)
+
+    def note(self, sending: Sending, num_bytes: int, seconds: float) -> None:
+        """A read of so many bytes has taken so long."""
+        if self.codecs and num_bytes >= _SMALL_BYTES:
+            self._achieved[sending.codec].add(num_bytes, sending.num_bytes, seconds)
+
+    def _best(self) -> str:
+        known = [name for name, found in self._achieved.items() if name and found.is_known]
+        best = max(known, key=lambda name: self._achieved[name].rate, default=RAW)
+        raw = self._achieved[RAW]
+        return best if best and self._achieved[best].rate > _MARGIN * raw.rate else RAW
+
+    def _may_win(self, name: str) -> bool:
+        if name == RAW:
+            return True
+        if name not in self._coding_rates:
+            self._coding_rates[name] = coding_rate(self.codecs[name])
+        return self._achieved[RAW].rate < self._coding_rates[name]
+
+
+def coding_rate(codec: Codec) -> float:
+    """Bytes of a pool that one idle core codes per second: measured in a millisecond."""
+    sample = _sample()
+    codec.encode(sample[: len(sample) // 4])  # what the first call alone takes
+    started_s = time.thread_time()
+    codec.encode(sample)
+    return len(sample) / max(time.thread_time() - started_s, 1e-9)
+
+
+@lru_cache(maxsize=1)
+def _sample() -> Bytes:
+    """Normally distributed numbers, in bfloat16."""
+    numbers = np.random.default_rng(0).normal(size=_SAMPLE_BYTES // 2).astype(np.float32)
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
