@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member
@@ -17,8 +16,7 @@ from pdserve.protocol import Slo
 Job = Literal["prefill", "decode", "local"]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
+class Candidates(NamedTuple):
     """Ready nodes for one job of one request. Costs, loads and members are by slot."""
 
     job: Job

@@ -97,6 +97,8 @@ class Outlook:
 
     def held(self, slot: int) -> int:
         """Return the reusable tokens at a node, in any tier."""
+        if not len(self.hits.slots):
+            return 0
         return int(self._usable[0][self.hits.slots == slot].sum())
 
     # ---- the tokens after it -------------------------------------------------------------------

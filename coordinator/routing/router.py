@@ -330,10 +330,9 @@ class Router:
     def _handing_off(self, outlook: Outlook) -> Ints:
         """Return the prefill nodes of its needs from which handoffs work, or one may try."""
         request = outlook.request
-        prefills = self.pairs.prefills(
-            tries=not request.was_interrupted, adapter=request.prompt.adapter
-        )
-        return self.fleet.serving(prefills, request.needs)
+        needs = request.needs
+        prefills = self.pairs.prefills(tries=not request.was_interrupted, adapter=needs.adapter)
+        return prefills if needs == ANY else self.fleet.serving(prefills, needs)
 
     def _prefills(self, outlook: Outlook, prefills: Ints) -> Ints:
         """Return the prefill nodes that the request may go to; those are `_handing_off`."""
@@ -370,8 +369,9 @@ class Router:
         fleet = self.fleet
         prefills = prefill if prefill is not None else decode
         assert prefills is not None
-        used = [slot for slot in (prefill, decode) if slot is not None]
-        is_known = float(all(bool(fleet.is_profiled[slot]) for slot in used))
+        is_known = float(fleet.is_profiled[prefills])
+        if decode is not None:
+            is_known *= float(fleet.is_profiled[decode])
         return Placement(
             prefill=fleet.members[prefill] if prefill is not None else None,
             decode=fleet.members[decode] if decode is not None else None,

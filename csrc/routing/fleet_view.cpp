@@ -39,6 +39,9 @@ FleetView::FleetView(nb::handle tables, nb::handle nodes, nb::handle loads, nb::
     check_tables();
     check_slots();
     check_calendar();
+    int64_t companions = 0;
+    for (int64_t slot = 0; slot < num_slots(); ++slot) companions |= kv_companions_[slot];
+    has_windows_ = companions != 0;
 }
 
 void FleetView::check_tables() const {

@@ -93,7 +93,10 @@ public:
     }
 
     double pull_s(int64_t slot, int64_t num_tokens) const {
-        return pull_fixed_s_[slot] + pull_token_s_[slot] * node(slot).held_tokens({1, num_tokens});
+        const double held = has_windows_
+            ? held_tokens({1, num_tokens}, kv_companions_[slot], kv_seen_[slot])
+            : static_cast<double>(num_tokens);
+        return pull_fixed_s_[slot] + pull_token_s_[slot] * held;
     }
     double tier_s(int64_t slot, int64_t num_tokens) const {
         return tier_fixed_s_[slot] + tier_token_s_[slot] * num_tokens;
@@ -112,6 +115,7 @@ private:
     Floats full_step_s_, sampled_s_, pair_s_, context_s_;
     // By slot.
     Ints row_, kv_tokens_, kv_companions_, kv_seen_;
+    bool has_windows_ = false;  // whether blocks have companions anywhere; most models have none
     Floats prefill_ratio_, decode_ratio_;
     Floats pull_fixed_s_, pull_token_s_, tier_fixed_s_, tier_token_s_;
     Ints others_, others_context_, yielding_;

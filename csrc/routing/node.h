@@ -26,6 +26,14 @@ struct Newcomer {
     double limit_s;  // of a step with it; infinite: nothing was promised
 };
 
+// Tokens whose whole KV takes as much as this batch holds: `held_tokens` in pdserve/kv/need.py.
+// `companions`: of a block, until windows have passed it. `seen`: tokens of a request that windows
+// see at most.
+inline double held_tokens(const Batch& batch, int64_t companions, int64_t seen) {
+    const int64_t in_windows = std::min(batch.context, batch.requests * seen);
+    return static_cast<double>(batch.context + companions * in_windows) / (1 + companions);
+}
+
 struct Node {
     const double* seconds;  // [num_tabulated + 1] of a step, by tokens
     const double* rising;  // the same, none less than one before it
@@ -39,14 +47,7 @@ struct Node {
     double prefill_ratio;
     double decode_ratio;
     int64_t kv_tokens;  // that there is room for
-    int64_t kv_companions;  // of a block, until windows have passed it
-    int64_t kv_seen;  // tokens of a request that windows see at most
-
-    // Tokens whose whole KV takes as much as this batch holds: `held_tokens` in pdserve/kv/need.py.
-    double held_tokens(const Batch& batch) const {
-        const int64_t seen = std::min(batch.context, batch.requests * kv_seen);
-        return static_cast<double>(batch.context + kv_companions * seen) / (1 + kv_companions);
-    }
+    int64_t kv_companions, kv_seen;  // see `held_tokens`
 
     // Time of a prompt alone, in chunks of the budget.
     double prompt_s(int64_t uncached, int64_t cached) const {
@@ -74,7 +75,13 @@ struct Node {
     bool has_place(const Batch& batch, const Newcomer& newcomer, double step_s) const {
         if (batch.requests == 0) return true;
         return batch.requests < max_batch && step_s <= newcomer.limit_s &&
-            held_tokens({batch.requests + 1, batch.context + newcomer.num_tokens}) <= kv_tokens;
+            has_room({batch.requests + 1, batch.context + newcomer.num_tokens});
+    }
+
+    // Whether the KV of this batch fits.
+    bool has_room(const Batch& batch) const {
+        return batch.context <= kv_tokens ||  // windows only make it less
+            (kv_companions != 0 && held_tokens(batch, kv_companions, kv_seen) <= kv_tokens);
     }
 
     // The most requests of this context that one step within the limit decodes; 0 if not even one.

@@ -187,7 +187,8 @@ class Books:
         with self.decodes.forecast.without(plan, now_s):  # a newcomer is not in the batch
             view = _newcomer(booking).view(self._fleet, self.decodes, now_s, yielding)
             has_place = view.has_place(slot)
-        queues_up = not yielding[slot] and self.handoffs.makes_wait(slot, slo.tpot_s, now_s)
+        gives_way = yielding is not None and yielding[slot] > 0
+        queues_up = not gives_way and self.handoffs.makes_wait(slot, slo.tpot_s, now_s)
         return queues_up or not has_place
 
     def is_overloaded(self, slot: int) -> bool:

@@ -165,6 +165,13 @@ class DecodeShares(SlotArrays):
             del self._num_of_class[service_class], self._columns[service_class]
             self._free_columns.append(column)
 
+    def may_yield(self, newcomer: ServiceClass) -> bool:
+        """Return whether there are requests that could give their places to a new one at all."""
+        for other in self._columns:
+            if other.priority <= newcomer.priority and other != newcomer:
+                return True
+        return False
+
     def yielding(self, newcomer: ServiceClass, batch: Ints, max_batch: Ints) -> Ints:
         """Return how many requests of a batch would give their places to a new one, by slot.
 
@@ -244,8 +251,13 @@ class DecodeLoad(SlotArrays):
         """Return decode legs by slot: our own, and others' as reported."""
         return self.legs + self.others
 
-    def yielding(self, newcomer: ServiceClass, now_s: float) -> Ints:
-        """Return how many requests of each batch would give their places to a new request."""
+    def yielding(self, newcomer: ServiceClass, now_s: float) -> Ints | None:
+        """Return how many requests of each batch would give their places to a new request.
+
+        None: none of any batch.
+        """
+        if not self.shares.may_yield(newcomer):
+            return None
         max_batch = self._fleet.tables.max_batch[self._fleet.row]
         return self.shares.yielding(newcomer, self.at(now_s, now_s).requests, max_batch)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from coordinator.routing.candidates import Candidates
@@ -40,4 +38,4 @@ def _on_decode_nodes(candidates: Candidates) -> Candidates:
     ]
     if all(is_decode) or not any(is_decode):
         return candidates
-    return replace(candidates, slots=candidates.slots[np.array(is_decode)])
+    return candidates._replace(slots=candidates.slots[np.array(is_decode)])

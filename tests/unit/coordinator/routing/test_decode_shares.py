@@ -76,7 +76,7 @@ def test_what_has_ended_gives_no_place() -> None:
     for booking in bookings:
         booking.end(by_itself=True)
     decodes, now_s = nodes.router._books.decodes, nodes.clock.now()
-    assert not decodes.yielding(ServiceClass.of(ABOVE), now_s).any()
+    assert decodes.yielding(ServiceClass.of(ABOVE), now_s) is None
     assert decodes.shares._columns == {}
 
 
