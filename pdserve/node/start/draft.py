@@ -130,8 +130,8 @@ def _plan_mtp(model: NodeModel, kv_bytes: int) -> MtpPlan:
 
 def _mtp_obstacle(model: NodeModel) -> str | None:
     """Why the checkpoint predicts no further tokens for this node; None: it does."""
-    if model.device.type != "cpu" or not model.share.is_alone:
-        return "layers that predict further tokens are computed on CPUs, beside one rank"
+    if model.device.type != "cpu":
+        return "layers that predict further tokens are computed on CPUs"
     first = f"model.layers.{model.config.num_layers}.eh_proj.weight"
     if not model.config.num_further_layers or first not in type_names(model.checkpoint):
         return "the checkpoint has no layer that predicts further tokens (num_nextn_predict_layers)"

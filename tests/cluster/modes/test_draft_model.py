@@ -32,6 +32,7 @@ MODES: list[dict[str, Any]] = [
     {"mode": "flowing"},
     {"mode": "multiplexed", "engine": {"threads": 0}},
     {"mode": "colocated", "engine": {"tensor_parallel": 2}},
+    {"engine": {"pipeline_parallel": 2, "threads": 2}},
 ]
 
 
@@ -72,7 +73,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("guesser", "mode"),
-    [*(("draft", mode) for mode in MODES), ("head", {}), ("head", MODES[3]), ("mtp", {})],
+    [
+        *(("draft", mode) for mode in MODES),
+        ("head", {}),
+        ("head", MODES[3]),
+        *(("mtp", mode) for mode in [{}, *MODES[4:]]),
+    ],
 )
 async def test_a_draft_model_changes_nothing(
     models: dict[str, Path], guesser: str, mode: dict[str, Any]
