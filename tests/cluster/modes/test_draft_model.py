@@ -77,6 +77,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         *(("draft", mode) for mode in MODES),
         ("head", {}),
         ("head", MODES[3]),
+        ("head", MODES[4]),
         *(("mtp", mode) for mode in [{}, *MODES[4:]]),
     ],
 )
