@@ -124,7 +124,7 @@ async def plan_chat(
     parts = await plan_parts(body, prompt.token_ids, model, context.config, terms)
     shared = await sampling_params(
         body,
-        model.tokenizer,
+        model,
         asker,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,

@@ -66,7 +66,7 @@ async def plan_completion(ask: Ask) -> CallPlan:
     prompts = await _prompts(given, body, model, terms.asker, max_model_len)
     shared = await sampling_params(
         body,
-        model.tokenizer,
+        model,
         terms.asker,
         logprobs=_num_logprobs(body),
         prompt_logprobs=_num_prompt_logprobs(body),

@@ -10,6 +10,7 @@ from coordinator.models.scoring import ScoringModel, scoring_model
 from coordinator.text import Tokenizer
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.model_files.sampling_defaults import SamplingDefaults, sampling_defaults
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CheckpointConfig, CoordinatorConfig
 from pdserve.settings.models import RegisteredModel, check_alone, read_models
@@ -27,6 +28,7 @@ class ModelFiles:
     tokenizer: Tokenizer
     embedding: EmbeddingModel
     scoring: ScoringModel
+    sampling: SamplingDefaults
     max_model_len: int | None = None  # until a node of a model that may sleep says its own
     registered: RegisteredModel | None = None  # what the file of models says; None: there is none
 
@@ -85,6 +87,7 @@ def read_model_files(
         name=config.served_model_name or own_name,
         tokenizer=tokenizer,
         embedding=embedding,
+        sampling=sampling_defaults(checkpoint),
         max_model_len=most if isinstance(most, int) else None,
         scoring=scoring_model(checkpoint, tokenizer, embedding, answers.scoring),
     )

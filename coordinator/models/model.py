@@ -22,6 +22,7 @@ from coordinator.text.grammars import GrammarChecker
 from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.parts import ToolFormat
 from pdserve import __version__
+from pdserve.model_files.sampling_defaults import PLAIN, SamplingDefaults
 from pdserve.protocol.status import ClusterStatus
 from pdserve.shared.errors import InvalidRequest, ModelNotFound, NoNodeAvailable
 
@@ -59,6 +60,7 @@ class Model:
     embedding: EmbeddingModel
     scoring: ScoringModel
     generator: Generator
+    sampling: SamplingDefaults = PLAIN  # where a call does not say
     tenants: frozenset[str] = frozenset()  # who may use it; empty: everybody
     adapters: Adapters | None = None  # of it
     root: str = ""  # where an adapter is from; empty: it is none
@@ -97,6 +99,7 @@ def make_model(
     tool_format: ToolFormat | None = None,
     embedding: EmbeddingModel | None = None,
     scoring: ScoringModel = NO_SCORES,
+    sampling: SamplingDefaults = PLAIN,
     tenants: frozenset[str] = frozenset(),
     adapters: Adapters | None = None,
 ) -> Model:
@@ -116,6 +119,7 @@ def make_model(
         embedding=embedding or EmbeddingModel(),
         scoring=scoring,
         generator=generator,
+        sampling=sampling,
         tenants=tenants,
         adapters=adapters,
     )

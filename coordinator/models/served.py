@@ -210,6 +210,7 @@ def _model(files: ModelFiles, cluster: ModelCluster, answers: AnswerConfig) -> M
         tool_format=None if wanted == "auto" else ToolFormat(wanted),
         embedding=files.embedding,
         scoring=files.scoring,
+        sampling=files.sampling,
         tenants=files.tenants,
         adapters=cluster.adapters,
     )

@@ -128,6 +128,7 @@ def _ordered(asked: Asked, headers: Mapping[str, str], trace: RequestTrace) -> O
 def _begun(asked: Asked, response_id: str, created_at: int, service_tier: str) -> Response:
     """Return the response object before anything has been generated."""
     body, conversation = asked.body, asked.conversation
+    default = asked.model.sampling
     text = body.text or TextConfig()
     effort = None if body.reasoning is None else body.reasoning.effort
     return Response(
@@ -149,12 +150,12 @@ def _begun(asked: Asked, response_id: str, created_at: int, service_tier: str) -
         safety_identifier=body.safety_identifier,
         service_tier=service_tier,
         store=body.store is not False,
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=default.temperature if body.temperature is None else body.temperature,
         text=TextShown(text.format or TextFormat(type="text"), text.verbosity or "medium"),
         tool_choice=body.tool_choice or "auto",
         tools=body.tools or [],
         top_logprobs=body.top_logprobs or 0,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        top_p=default.top_p if body.top_p is None else body.top_p,
         truncation=body.truncation or "disabled",
         user=body.user,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.api.read.fields import GenerationFields
+from coordinator.models.model import Model
 from coordinator.text import Tokenizer
 from coordinator.text.parts.interface import FindsContent
 from coordinator.text.threads import Asker
@@ -58,7 +59,7 @@ def text_options(fields: GenerationFields) -> TextOptions:
 
 async def sampling_params(
     fields: GenerationFields,
-    tokenizer: Tokenizer,
+    model: Model,
     asker: Asker,
     *,
     logprobs: int | None,
@@ -67,19 +68,22 @@ async def sampling_params(
 ) -> SamplingParams:
     """Return what all answers of a call share, with defaults filled in and token ids checked.
 
-    `generations.for_prompt` adds what depends on the prompt. Raises InvalidRequest.
+    What the client leaves out is the model's default. `generations.for_prompt` adds what depends on
+    the prompt. Raises InvalidRequest.
     """
     _check_ends(fields, grammar)
     if fields.logprob_token_ids and logprobs is None:
         raise InvalidRequest("'logprob_token_ids' needs 'logprobs'", "logprob_token_ids")
+    tokenizer, default = model.tokenizer, model.sampling
+    top_k = default.top_k if fields.top_k is None else fields.top_k
     return SamplingParams(
-        temperature=_or(fields.temperature, 1.0),
-        top_k=min(max(fields.top_k or 0, 0), tokenizer.num_ids),
-        top_p=max(_or(fields.top_p, 1.0), _LEAST_TOP_P),
-        min_p=_or(fields.min_p, 0.0),
+        temperature=_or(fields.temperature, default.temperature),
+        top_k=min(max(top_k, 0), tokenizer.num_ids),
+        top_p=max(_or(fields.top_p, default.top_p), _LEAST_TOP_P),
+        min_p=_or(fields.min_p, default.min_p),
         presence_penalty=_or(fields.presence_penalty, 0.0),
         frequency_penalty=_or(fields.frequency_penalty, 0.0),
-        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        repetition_penalty=_or(fields.repetition_penalty, default.repetition_penalty),
         logit_bias=_logit_bias(fields.logit_bias or {}, tokenizer),
         allowed_token_ids=_ids(fields, "allowed_token_ids", tokenizer),
         bad_words=await _bad_words(fields, tokenizer, asker),

@@ -40,6 +40,7 @@ def _told(model: str, revision: str | None, reasons: list[str]) -> Iterator[tupl
         ("packed", _packed),
         ("tokenizer", _tokenizer),
         ("templates", _templates),
+        ("sampling", _sampling),
     ):
         try:
             yield what, tell(checkpoint)
@@ -114,3 +115,10 @@ def _templates(checkpoint: Checkpoint) -> str:
     for source in sources.values():
         ChatTemplate(source, config.named_special_tokens)
     return ", ".join(sources) or "none: completions alone are answered"
+
+
+def _sampling(checkpoint: Checkpoint) -> str:
+    from pdserve.model_files.sampling_defaults import sampling_defaults
+
+    recommended = sampling_defaults(checkpoint).described()
+    return f"{recommended or 'temperature 1, all tokens'}, where a request does not say"

@@ -30,13 +30,14 @@ def test_a_gguf_file_is_told_like_the_folder_it_was_made_of(
     file = tmp_path / "demo.gguf"
     write_gguf(CHECKPOINT_PATH, file)
     of_folder, of_file = (told(capsys, path, OK) for path in (CHECKPOINT_PATH, file))
-    for same in ("model", "templates", "served"):
+    for same in ("model", "templates", "sampling", "served"):
         assert of_file[same] == of_folder[same]
     assert of_file["what"].endswith("is a model for llama.cpp (GGUF)")
     assert "LlamaForCausalLM, 4 layers of 192" in of_file["model"]
     assert "29 BF16 (3.8 MiB), 9 F32" in of_file["weights"]
     assert of_file["packed"] == "on CPUs, BF16 as bfloat16 (17, 3.8 MiB, exact)"
     assert "BPE of 2048 tokens; texts begin with <|bos|>" in of_file["tokenizer"]
+    assert of_file["sampling"].startswith("temperature 1, all tokens")
     assert of_file["served"] == "yes"
 
 

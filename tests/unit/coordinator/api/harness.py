@@ -27,6 +27,7 @@ from coordinator.stateful.storage.store import ResponseStore
 from coordinator.tenants import Readers, Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.parts import ToolFormat
+from pdserve.model_files.sampling_defaults import PLAIN, SamplingDefaults
 from pdserve.shared.slo import ServiceClasses
 from tests.fakes.generator import MODEL, FakeGenerator, tiny_tokenizer, tool_tokenizer
 
@@ -106,6 +107,7 @@ async def served(
     jobs: Database | None = None,
     adapters: Adapters | None = None,
     catalog: Catalog | None = None,
+    sampling: SamplingDefaults = PLAIN,
     **config: Any,
 ) -> AsyncIterator[Harness]:
     """The API on a real socket; with a `catalog`, of its models."""
@@ -118,6 +120,7 @@ async def served(
         tool_format=tool_format,
         embedding=embedding_model,
         scoring=scoring,
+        sampling=sampling,
         adapters=adapters,
     )
     app = create_app(

@@ -14,6 +14,7 @@ from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.ledger import Ledger
 from coordinator.tenants.report import read_usage
+from pdserve.model_files.sampling_defaults import SamplingDefaults
 from pdserve.protocol import FinishReason
 from pdserve.settings.access import hash_key
 from pdserve.shared.clock import ManualClock
@@ -177,6 +178,20 @@ async def test_terms_and_constraints_reach_the_nodes(speech: Speech) -> None:
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.75, 5)
     assert '"a"' in sampling.grammar
+
+
+async def test_what_a_call_leaves_out_is_the_models_recommendation(speech: Speech) -> None:
+    recommended = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.9, min_p=0.1)
+    async with served(sampling=recommended) as api:
+        for given in ({}, {"temperature": 1.0, "top_k": 0}, {"top_p": 1.0, "temperature": 0}):
+            async with api.client.post(speech.path, json=speech.asked(**given)) as response:
+                answer = await response.json()
+                assert response.status == 200, answer
+            sampling = api.generator.last.request.sampling
+            for name in SamplingDefaults.__struct_fields__:
+                used = getattr(sampling, name)
+                assert used == given.get(name, getattr(recommended, name)), name
+                assert answer.get(name, used) == used  # where it is said at all
 
 
 async def test_a_stop_string_ends_it_everywhere(speech: Speech) -> None:
