@@ -64,6 +64,8 @@ class Arrival:
         self._states = BlockStates(PULLER, request_id)
         self._states.move(room.block_table[: room.num_reused], PullerMove.REUSE)
         self._states.move(room.block_table[room.num_reused :], PullerMove.RESERVE)
+        self._state_blocks = room.state_blocks
+        self._states.move(self._state_blocks, PullerMove.RESERVE)
 
     @property
     def num_announced_tokens(self) -> int:
@@ -125,20 +127,52 @@ class Arrival:
             )
         except BaseException as error:
             self._states.move(blocks, PullerMove.FAIL)
-            if isinstance(error, TransferCancelled):  # the session ended, and its link with it
-                peer = self._session.peer.node_id
-                raise PeerLost(f"{peer} was lost during a transfer") from error
+            if isinstance(error, TransferCancelled):
+                raise self._lost() from error
             raise
         ended_s = clock.now()
         self.copies.append((ended_s - result.read_s, ended_s))
         self._arrived(blocks, first_block)
         return result
 
+    async def pull_state(self, puller: Pulls, ticket: bytes, timeout_s: float) -> None:
+        """Pull the state that the request has ended with there, if the model has states.
+
+        Raises:
+            MalformedMessage: it is not there, or of other blocks than here.
+            PdserveError: as `pull`.
+        """
+        blocks, tokens_in = self._state_blocks, self._pool.tokens_in
+        here = tokens_in(len(blocks))
+        there = read_ticket(ticket).num_tokens if ticket else 0
+        sizes = [self._session.link.welcome.layout.block_size, self._pool.block_size]
+        if there != here or (blocks and sizes[0] != sizes[1]):
+            raise MalformedMessage(
+                f"{self._request_id} came with a state of {there} tokens' blocks of {sizes[0]}, "
+                f"and takes {here} in blocks of {sizes[1]}: give all nodes one engine.block_size"
+            )
+        if not blocks:
+            return
+        self._states.move(blocks, PullerMove.PULL)
+        try:
+            await puller.pull(self._session.link, ticket, blocks, 0, timeout_s)
+        except BaseException as error:
+            self._states.move(blocks, PullerMove.FAIL)
+            if isinstance(error, TransferCancelled):
+                raise self._lost() from error
+            raise
+        self._states.move(blocks, PullerMove.VALIDATE)
+
+    def _lost(self) -> PeerLost:
+        """The session ended, and its link with it."""
+        return PeerLost(f"{self._session.peer.node_id} was lost during a transfer")
+
     def adopt(self) -> None:
         """Hand the blocks to the engine; the KV of every token must be here."""
         assert self._num_valid == self._pool.blocks_for(self.num_tokens)
         self._states.move(self.block_table[: self._num_valid], PullerMove.ADOPT)
         self._states.move(self.block_table[self._num_valid :], PullerMove.ADOPT_BLANK)
+        self._states.move(self._state_blocks, PullerMove.ADOPT)
         self._states.check_ended()
         theirs = self._session.link.welcome.layout
         self._pool.lack_windows(
@@ -151,8 +185,10 @@ class Arrival:
     def release(self) -> None:
         """Release the blocks; nothing may write to them any more."""
         self._states.move(self.block_table, PullerMove.RELEASE)
+        self._states.move(self._state_blocks, PullerMove.RELEASE)
         self._states.check_ended()
         self._pool.release(self.block_table, self._num_passed)
+        self._pool.release(self._state_blocks)
 
     def _grow(self, num_blocks: int) -> None:
         num_missing = num_blocks - len(self.block_table)
@@ -259,6 +295,9 @@ class AnnouncedPulls:
                     self._costs.observe_pull(transport, pulled.bytes, pulled.seconds)
             if isinstance(message, HandoffRecord):
                 _check_announced(message, arrival)
+                await arrival.pull_state(
+                    self._puller, message.state_ticket, self._timeouts.transfer_s
+                )
                 return self._received(message, notice, session, pulling_s)
             notice = await subscription.next()
 

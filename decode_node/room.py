@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decode_node.policies.interface import DecodePolicy
@@ -21,6 +22,7 @@ class Room:
     num_reused: int  # number of blocks
     waited: Span
     num_passed: int = 0  # leading blocks without companions
+    state_blocks: Sequence[int] = ()  # of its state
 
 
 class RoomQueue:
@@ -69,9 +71,11 @@ class RoomQueue:
                 await subscription.wait(turn)
             request.block_table, num_reused = reserved
             request.num_passed = self._engine.pool.num_passed(request.num_pulled_tokens)
+            request.state_blocks = self._engine.pool.allocate(self._engine.pool.state_blocks)
             queues.arriving.add(request)
             waited = (since_s, self._clock.now())
-            return Room(request.block_table, num_reused, waited, request.num_passed)
+            table, states = request.block_table, request.state_blocks
+            return Room(table, num_reused, waited, request.num_passed, states)
         finally:
             queues.claims.remove(request)
             del self._turns[request]

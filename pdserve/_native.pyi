@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdserve.engine.models.latent import LatentShape
+from pdserve.engine.models.recurrent import RecurrentShape
 from pdserve.engine.native.adapters import NativeAdapter
 from pdserve.engine.native.weights import NativeWeights
 from pdserve.engine.plan.forms import WeightForm
@@ -279,6 +280,8 @@ class Decoder:
         variant: str = "",  # one of kernel_variants(), for tests
         group: RankGroup | None = None,  # the other ranks; held
         latent: LatentShape | None = None,  # of latent attention, if it is that
+        recurrent: RecurrentShape | None = None,  # of layers with a state, if there are any
+        gates_attention: bool = False,  # by what qkv makes besides
     ) -> None: ...
     def logits(
         self,
@@ -299,6 +302,7 @@ class Decoder:
         adapters: list[str] = [],  # of each request, the digest or ""; none: no request has one
         companions: Tensor | None = None,  # [num_blocks, num_companions] int32; of one rank only
         places: Tensor | None = None,  # [num_layers, 2] int32: block (0: the first), layer in it
+        state_tables: Tensor | None = None,  # [num_requests, state_blocks] int32, of hybrids
     ) -> None:
         """Compute a step: write keys and values to the pool, logits of the sampled rows to `out`,
         and the final states of `state_rows` (any rows) to `states_out`. All rows are copied to

@@ -69,6 +69,7 @@ class HeldKv:
         self._pinned = pinned
         self._progress = Progress(self.num_layers)
         self._states = BlockStates(EXPORTER, request_id)
+        self._state_blocks: list[int] = []  # of its state, once the request has ended here
         self._num_bare = 0  # leading blocks that windows have passed when the request is handed off
 
     def missing(self, request: Request, num_computed: int, num_layers: int) -> list[KvPart]:
@@ -118,6 +119,21 @@ class HeldKv:
             part.layers,
         )
 
+    def hold_state(self, request: Request) -> None:
+        """Hold the state that the request has ended with, if the model has states."""
+        if blocks := list(request.state_blocks):
+            self._pinned.hold(blocks)
+            self._state_blocks = blocks  # as in `announce`
+            self._states.move(blocks, ExporterMove.HOLD)
+            self._states.move(blocks, ExporterMove.ANNOUNCE)
+
+    def state_ticket(self) -> bytes:
+        """Issue a fresh ticket for the state: whole blocks, as if they were those of tokens."""
+        blocks, tokens_in = self._state_blocks, self._layout.tokens_in
+        if not blocks:
+            return b""
+        return self._exporter.issue(self.request_id, 0, tokens_in(len(blocks)), blocks)
+
     def num_bytes(self, parts: Sequence[KvPart]) -> int:
         """Return the size of the parts' KV."""
         num_cells = sum((part.end_token - part.first_token) * len(part.layers) for part in parts)
@@ -128,6 +144,10 @@ class HeldKv:
         if self.block_ids:
             blocks, self.block_ids = self.block_ids, []
             self._pinned.release(blocks, self._num_bare)
+            self._states.move(blocks, ExporterMove.RELEASE)
+        if self._state_blocks:
+            blocks, self._state_blocks = self._state_blocks, []
+            self._pinned.release(blocks)
             self._states.move(blocks, ExporterMove.RELEASE)
         self._states.check_ended()
 
@@ -211,8 +231,10 @@ class Handoff:
         *earlier, last = held.missing(request, request.num_computed_tokens, held.num_layers)
         self.announce(request, earlier)
         held.announce(request, last)
+        held.hold_state(request)
         if self.is_followed:
-            self._tell_followers(replace(record, ticket=held.ticket(last)))
+            tickets = {"ticket": held.ticket(last), "state_ticket": held.state_ticket()}
+            self._tell_followers(replace(record, **tickets))
         for subscriber, is_follower in self.subscribers.items():
             if not is_follower:
                 self.repeat(subscriber)
@@ -223,7 +245,7 @@ class Handoff:
             ticket, request_id = self.held.ticket(part), self.held.request_id
             subscriber(Announcement(request_id=request_id, ticket=ticket, is_restart=index == 0))
         if self.record is not None:
-            subscriber(self.record)
+            subscriber(replace(self.record, state_ticket=self.held.state_ticket()))
         elif self.stream is not None:
             subscriber(self._all_so_far())
 

@@ -58,6 +58,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -209,6 +211,31 @@ _FAMILIES |= {
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM, _LATENT),
 }
 
+_FAMILIES |= {
+    "qwen3_next": (
+        Qwen3NextConfig,
+        Qwen3NextForCausalLM,
+        {
+            "num_hidden_layers": 3,
+            "full_attention_interval": 2,
+            "head_dim": 24,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.5,
+            },
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 6,
+            "linear_key_head_dim": 20,
+            "linear_value_head_dim": 12,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+}
+
 EOS_TOKEN = "<|end|>"
 EOS_TOKEN_ID = 256
 VOCAB_SIZE = 320
@@ -321,7 +348,8 @@ def _randomise(model: PreTrainedModel) -> None:
                 buffer.normal_(0.0, 0.2)
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                parameter.normal_(1.0, 0.2)
+                adds_1 = "Qwen3Next" in type(model).__name__ and "linear_attn" not in name
+                parameter.normal_(0.0 if adds_1 else 1.0, 0.2)
             elif scales_embedding and "embed_tokens" in name:
                 parameter.normal_(0.0, 0.1)
             elif name.endswith(("bias", "sinks")) or "embed_tokens" in name:

@@ -45,7 +45,8 @@ public:
         nb::handle kv_pool, nb::handle out,
         const std::vector<int64_t>& ends, nb::handle done, nb::handle state_rows,
         nb::handle states_out, nb::handle taps, nb::handle taps_out,
-        const std::vector<std::string>& adapters, nb::handle companions, nb::handle places) {
+        const std::vector<std::string>& adapters, nb::handle companions, nb::handle places,
+        nb::handle state_tables) {
         // Kept until the step is over, whatever is dropped meanwhile.
         std::vector<std::shared_ptr<const OwnedAdapter>> kept;
         const std::vector<const Adapter*> own = find(adapters, kept, query_start);
@@ -62,7 +63,7 @@ public:
         }
         const StepView step(owned_.model, token_ids, positions, query_start, context_lens,
             block_tables, sampled_rows, kv_pool, out, state_rows, states_out, taps, taps_out,
-            companions, places);
+            companions, places, state_tables);
         Written written;
         if (!ends.empty()) {
             written = [&](int64_t num_layers) {
@@ -165,6 +166,18 @@ Latent latent_of(nb::handle shape) {
     };
 }
 
+// Of a RecurrentShape.
+recurrent::Shape recurrent_of(nb::handle shape) {
+    const auto size = [&](const char* name) { return nb::cast<int64_t>(shape.attr(name)); };
+    return {
+        .num_groups = size("num_groups"),
+        .group_size = size("group_size"),
+        .key_dim = size("key_dim"),
+        .value_dim = size("value_dim"),
+        .kernel = size("kernel"),
+    };
+}
+
 void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t num_kv_heads,
     int64_t model_kv_heads, int64_t first_kv_head, int64_t vocab_size, int64_t first_token_id,
     int64_t num_token_ids, int64_t first_layer, int64_t pool_layers, int64_t hidden_size, int64_t head_dim,
@@ -174,7 +187,7 @@ void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t 
     double attention_cap, double logit_cap, double embedding_scale,
     double logit_scale, bool centres_norms, bool norms_heads_together, bool is_parallel,
     const char* variant_name,
-    nb::object group, nb::object latent) {
+    nb::object group, nb::object latent, nb::object recurrent, bool gates_attention) {
     const Variant variant = variant_from(variant_name);
     const Latent of_latent = latent.is_none() ? Latent{} : latent_of(latent);
     const Sizes sizes{
@@ -192,6 +205,8 @@ void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t 
         .rope_dim = latent.is_none() ? head_dim : of_latent.rope_dim,
         .latent = of_latent,
         .norms_heads_together = norms_heads_together,
+        .recurrent = recurrent.is_none() ? recurrent::Shape{} : recurrent_of(recurrent),
+        .gates_attention = gates_attention,
     };
     const Arithmetic arithmetic{
         .gated = gated_result(activation),
@@ -225,14 +240,15 @@ void bind_decoder(nb::module_& m) {
             arg("activation"), arg("attention_scale"), arg("attention_cap"), arg("logit_cap"),
             arg("embedding_scale"), arg("logit_scale"), arg("centres_norms"),
             arg("norms_heads_together"), arg("is_parallel"), arg("variant") = "",
-            arg("group") = nb::none(), arg("latent") = nb::none())
+            arg("group") = nb::none(), arg("latent") = nb::none(), arg("recurrent") = nb::none(),
+            arg("gates_attention") = false)
         .def("logits", &Decoder::logits, arg("token_ids"), arg("positions"),
             arg("query_start"), arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),
             arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),
             arg("state_rows") = nb::none(), arg("states_out") = nb::none(),
             arg("taps") = nb::none(), arg("taps_out") = nb::none(),
             arg("adapters") = std::vector<std::string>(), arg("companions") = nb::none(),
-            arg("places") = nb::none(),
+            arg("places") = nb::none(), arg("state_tables") = nb::none(),
             "Compute a step: keys and values into the pool, scores of the sampled rows into out.")
         .def("take_adapter", &Decoder::take_adapter, arg("digest"), arg("adapter"),
             "Make an adapter ready for steps.")

@@ -12,8 +12,9 @@ namespace pdserve::decoder {
 struct Buffers {
     float* hidden;       // [num_tokens, hidden], the residual stream: always float32
     void* normed;        // [num_tokens, hidden]
-    void* qkv;           // [num_tokens, qkv_width]
-    void* attended;      // [num_tokens, query_width]
+    void* qkv;           // [num_tokens, row_width]
+    void* attended;      // [num_tokens, query_width], or state_values
+    float* recurrent_rows;  // [num_tokens, input_width] of layers with a state
     float* latent_rows;   // [num_tokens, head_dim or query_rank], latent vectors before their norm
     void* latent_normed;  // likewise, behind it
     void* head_rows;      // [num_tokens, num_heads, query_dim or value_dim] of latent attention
@@ -38,8 +39,10 @@ struct Buffers {
         };
         hidden = static_cast<float*>(carve(sizes.hidden, sizeof(float)));
         normed = carve(sizes.hidden, element_bytes);
-        qkv = carve(sizes.qkv_width(), element_bytes);
-        attended = carve(sizes.query_width(), element_bytes);
+        qkv = carve(sizes.row_width(), element_bytes);
+        attended = carve(std::max(sizes.query_width(), sizes.state_values()), element_bytes);
+        recurrent_rows = static_cast<float*>(carve(
+            sizes.has_states() ? recurrent::input_width(sizes.recurrent) : 0, sizeof(float)));
         const Latent& latent = sizes.latent;
         const int64_t latent_dim =
             sizes.is_latent() ? std::max(sizes.head_dim, latent.query_rank) : 0;

@@ -27,10 +27,13 @@ Forward::Forward(const Model& model, Variant variant, ranks::Group* group)
       products_(model.is_bfloat16, variant),
       mixture_(model, variant),
       latent_(model, variant),
+      recurrent_(model, variant),
       buffers_(nullptr, model.sizes, 0, element_bytes_),
       step_{},
-      pool_{} {
+      pool_{},
+      states_{} {
     for (const Layer& layer : model.layers) {
+        if (layer.is_recurrent()) continue;
         bool is_new = true;
         for (const WindowPlan& known : plans_) {
             is_new = is_new && known.sliding_window != layer.sliding_window;
@@ -85,6 +88,7 @@ void Forward::compute(const Inputs& inputs, const Written& written) {
     step_ = inputs.step;
     step_.slots = buffers_.slots;
     pool_ = inputs.pool;
+    states_ = inputs.states_of_layers;
     locate(step_, pool_.block_size, buffers_.slots);
     companions_.lay_out(model_, inputs, step_);
     turn(model_, inputs.positions, num_rows_, buffers_.cos_sin);
@@ -95,21 +99,23 @@ void Forward::compute(const Inputs& inputs, const Written& written) {
 
     const int first = static_cast<int>(model_.sizes.first_layer);
     for (const Layer& layer : model_.layers) {
-        const int index = first + static_cast<int>(&layer - model_.layers.data());
+        const int number = static_cast<int>(&layer - model_.layers.data());
+        const int index = first + layer.pool_index;
         const bool is_last = model_.is_last_stage() && &layer == &model_.layers.back();
-        copy_taps(inputs, index);
-        const Companions::Place place = companions_.of(&layer - model_.layers.data(), index);
+        const int num_written = index + !layer.is_recurrent();
+        copy_taps(inputs, first + number);
+        const Companions::Place place = companions_.of(number, index);
         write_kv(layer, place);
-        if (written && tensor_ == nullptr) written(index + 1);
+        if (written && tensor_ == nullptr) written(num_written);
         if (is_last && kept.all().num_rows == 0) {
             if (tensor_ != nullptr) tensor_->meet();
-            if (written && tensor_ != nullptr) written(index + 1);
+            if (written && tensor_ != nullptr) written(num_written);
             return;
         }
-        attend(layer, place, is_last ? last_plan_ : plan_of(layer));
-        if (is_last) keep_rows(kept.all());
+        if (!layer.is_recurrent()) attend(layer, place, is_last ? last_plan_ : plan_of(layer));
+        if (is_last) keep_rows(kept.all(), attended_width(layer));
         finish_attention(layer);
-        if (written && tensor_ != nullptr) written(index + 1);  // all ranks have met
+        if (written && tensor_ != nullptr) written(num_written);  // all ranks have met
         finish_layer(layer);
     }
     if (!model_.is_last_stage()) {
@@ -212,6 +218,7 @@ void Forward::make_plans(const attention::RowChoice& kept) {
         window.plan.make(step_, pool_, num_heads, window.sliding_window);
     }
     if (kept.num_rows == 0 || !model_.is_last_stage()) return;
+    if (model_.layers.back().is_recurrent()) return;
     const int last_window = model_.layers.back().sliding_window;
     last_plan_.make(step_, pool_, num_heads, last_window, kept);
 }
@@ -224,6 +231,7 @@ attention::Plan& Forward::plan_of(const Layer& layer) {
 
 void Forward::write_kv(const Layer& layer, Companions::Place place) {
     normalise(layer.attention_norm);
+    if (layer.is_recurrent()) return recurrent_.mix(layer, step_, states_, buffers_);
     if (model_.sizes.is_latent()) {
         return latent_.write(*place.step, pool_, place.index, layer, buffers_);
     }
@@ -232,7 +240,7 @@ void Forward::write_kv(const Layer& layer, Companions::Place place) {
     attention::QkvRows rows{
         .qkv = buffers_.qkv,
         .is_bfloat16 = model_.is_bfloat16,
-        .stride = model_.sizes.qkv_width(),
+        .stride = model_.sizes.row_width(),
         .num_heads = static_cast<int>(model_.sizes.num_heads),
         .q_norm = layer.q_norm,
         .k_norm = layer.k_norm,
@@ -265,18 +273,29 @@ const float* Forward::measure_heads(const attention::QkvRows& rows) {
 
 void Forward::attend(const Layer& layer, Companions::Place place, attention::Plan& plan) {
     const attention::QueryRows query{
-        buffers_.qkv, model_.sizes.qkv_width(), model_.sizes.head_dim, model_.is_bfloat16};
+        buffers_.qkv, model_.sizes.row_width(), model_.sizes.head_dim, model_.is_bfloat16};
     const attention::Scoring scoring{
         model_.arithmetic.attention_scale, model_.arithmetic.attention_cap, layer.sinks};
     attention::attend(plan, *place.step, place.index, query, buffers_.attended, scoring, variant_);
+    if (model_.sizes.gates_attention) {
+        const Sizes& sizes = model_.sizes;
+        const auto* const gates =
+            static_cast<const char*>(buffers_.qkv) + sizes.qkv_width() * element_bytes_;
+        rows::weigh({gates, sizes.row_width(), buffers_.attended, sizes.query_width()}, num_rows_,
+            model_.is_bfloat16, variant_);
+    }
+}
+
+int64_t Forward::attended_width(const Layer& layer) const {
+    return layer.is_recurrent() ? model_.sizes.state_values() : model_.sizes.query_width();
 }
 
 // Moves these rows, which are ascending, to the front of the buffers that the rest of the layer
 // reads.
-void Forward::keep_rows(const attention::RowChoice& rows) {
+void Forward::keep_rows(const attention::RowChoice& rows, int64_t attended_width) {
     const size_t hidden_bytes = model_.sizes.hidden * sizeof(float);
     const size_t normed_bytes = model_.sizes.hidden * element_bytes_;
-    const size_t attended_bytes = model_.sizes.query_width() * element_bytes_;
+    const size_t attended_bytes = attended_width * element_bytes_;
     const auto move = [](void* data, size_t row_bytes, int64_t to, int64_t from) {
         char* rows_data = static_cast<char*>(data);
         std::memmove(rows_data + to * row_bytes, rows_data + from * row_bytes, row_bytes);
@@ -295,7 +314,7 @@ void Forward::keep_rows(const attention::RowChoice& rows) {
 
 void Forward::finish_attention(const Layer& layer) {
     const void* values = buffers_.attended;
-    if (model_.sizes.is_latent()) {
+    if (model_.sizes.is_latent() && !layer.is_recurrent()) {
         latent_.make_values(layer, buffers_, num_rows_);
         values = buffers_.head_rows;
     }

@@ -15,6 +15,7 @@
 #include "latent_mixer.h"
 #include "model.h"
 #include "products.h"
+#include "recurrent_mixer.h"
 #include "step/companions.h"
 #include "step/inputs.h"
 #include "step/kept_rows.h"
@@ -65,7 +66,8 @@ private:
     void write_kv(const Layer& layer, Companions::Place place);
     const float* measure_heads(const attention::QkvRows& rows);
     void attend(const Layer& layer, Companions::Place place, attention::Plan& plan);
-    void keep_rows(const attention::RowChoice& rows);
+    void keep_rows(const attention::RowChoice& rows, int64_t attended_width = 0);
+    int64_t attended_width(const Layer& layer) const;
     void finish_attention(const Layer& layer);
     void finish_layer(const Layer& layer);
     void copy_taps(const Inputs& inputs, int64_t layer) const;
@@ -86,6 +88,7 @@ private:
     const Products products_;
     Mixture mixture_;
     LatentMixer latent_;
+    RecurrentMixer recurrent_;
     std::vector<WindowPlan> plans_;  // one for each sliding window that the model has
     attention::Plan last_plan_;      // of the last layer: only the rows that are kept
 
@@ -93,6 +96,7 @@ private:
     Buffers buffers_;
     attention::Step step_;
     attention::Pool pool_;
+    recurrent::States states_;
     Companions companions_;
     std::vector<const Adapter*> adapters_;  // of each row, or null; none: no row has one
     int64_t num_rows_ = 0;  // that are still needed

@@ -59,6 +59,12 @@ struct Layer {
     const float* after_mlp_norm;        // likewise
     const float* latent_norm;        // of latent attention
     const float* query_latent_norm;  // likewise, if query_rank is not 0, as the next but one
+    const float* convolution;        // [channels, kernel] of layers with a state, as what follows
+    const float* decay;
+    const float* decay_bias;
+    const float* value_norm;
+    std::vector<float> taps;  // of the convolution, as recurrent::Weights has them
+    linear::PackedMatrix recurrent_in;
     linear::PackedMatrix qkv;  // heads are queries, keys, values; or, with latent attention:
     linear::PackedMatrix query_latent;
     linear::PackedMatrix queries;
@@ -69,7 +75,10 @@ struct Layer {
     Experts experts;
     int sliding_window;        // 0: none
     int rope;                  // index into the model's
+    int pool_index;            // in a stage's part of the pool: layers with a state have no KV
+    int state_number;          // among those with a state
 
+    bool is_recurrent() const { return recurrent_in.weights != nullptr; }
     bool has_experts() const { return !experts.mlps.empty(); }
 };
 
@@ -103,6 +112,13 @@ inline constexpr NormField kNorms[] = {
         [](auto& sizes, auto&) { return sizes.latent.rank; }, true},
     {"query_latent_norm", &Layer::query_latent_norm,
         [](auto& sizes, auto&) { return sizes.latent.query_rank; }, true},
+    {"convolution", &Layer::convolution,
+        [](auto& sizes, auto&) { return sizes.state_channels() * sizes.recurrent.kernel; }, true},
+    {"decay", &Layer::decay, [](auto& sizes, auto&) { return sizes.num_state_heads(); }, true},
+    {"decay_bias", &Layer::decay_bias,
+        [](auto& sizes, auto&) { return sizes.num_state_heads(); }, true},
+    {"value_norm", &Layer::value_norm,
+        [](auto& sizes, auto&) { return sizes.recurrent.value_dim; }, true},
     {"q_norm", &Layer::q_norm, [](auto& sizes, auto&) { return sizes.q_norm_size(); }, true},
     {"k_norm", &Layer::k_norm, [](auto& sizes, auto&) { return sizes.k_norm_size(); }, true},
     {"sinks", &Layer::sinks, [](auto& sizes, auto&) { return sizes.num_heads; }, true},
@@ -115,10 +131,19 @@ inline constexpr NormField kNorms[] = {
 
 inline constexpr MatrixField<Layer> kMixer[] = {
     {"qkv", &Layer::qkv, [](auto& sizes, auto&) {
-        return MatrixShape{sizes.qkv_width(), sizes.hidden};
+        return MatrixShape{sizes.row_width(), sizes.hidden};
     }},
     {"attention_out", &Layer::attention_out, [](auto& sizes, auto&) {
         return MatrixShape{sizes.hidden, sizes.query_width()};
+    }},
+};
+
+inline constexpr MatrixField<Layer> kRecurrentMixer[] = {
+    {"recurrent_in", &Layer::recurrent_in, [](auto& sizes, auto&) {
+        return MatrixShape{recurrent::input_width(sizes.recurrent), sizes.hidden};
+    }},
+    {"attention_out", &Layer::attention_out, [](auto& sizes, auto&) {
+        return MatrixShape{sizes.hidden, sizes.state_values()};
     }},
 };
 

@@ -18,6 +18,26 @@ namespace pdserve::decoder {
 
 namespace {
 
+// Files have [channels, kernel], of which the first are all groups' queries, then all keys.
+std::vector<float> taps_of(const Sizes& sizes, const float* convolution) {
+    const recurrent::Shape& shape = sizes.recurrent;
+    const int64_t dims[] = {shape.key_dim, shape.key_dim, shape.group_size * shape.value_dim};
+    std::vector<float> taps;
+    taps.reserve(sizes.state_channels() * shape.kernel);
+    for (int64_t group = 0; group < shape.num_groups; ++group) {
+        for (int64_t tap = 0; tap < shape.kernel; ++tap) {
+            const float* part = convolution;
+            for (int64_t dim : dims) {
+                for (int64_t i = 0; i < dim; ++i) {
+                    taps.push_back(part[(group * dim + i) * shape.kernel + tap]);
+                }
+                part += shape.num_groups * dim * shape.kernel;
+            }
+        }
+    }
+    return taps;
+}
+
 std::string text(const MatrixShape& shape) {
     return std::string(shape.is_gated ? "a gated" : "a plain") + " matrix of "
         + std::to_string(shape.num_out) + " x " + std::to_string(shape.num_in);
@@ -73,8 +93,11 @@ public:
         expect_norm(prefix + "attention_norm", layer.attention_norm, layer.after_attention_norm);
         if (!is_parallel) expect_norm(prefix + "mlp_norm", layer.mlp_norm, layer.after_mlp_norm);
         const auto matrices = nb::cast<nb::dict>(object.attr("matrices"));
-        size_t taken = sizes_.is_latent() ? take(matrices, prefix, kLatentMixer, layer)
-                                          : take(matrices, prefix, kMixer, layer);
+        const bool has_state = matrices.contains("recurrent_in");
+        size_t taken = has_state ? take(matrices, prefix, kRecurrentMixer, layer)
+            : sizes_.is_latent() ? take(matrices, prefix, kLatentMixer, layer)
+                                 : take(matrices, prefix, kMixer, layer);
+        read_state(has_state, prefix, layer);
         read_heads(object.attr("heads"), prefix, layer);
         const nb::object experts = object.attr("experts");
         if (experts.is_none()) {
@@ -100,6 +123,16 @@ private:
         if (before == nullptr && after == nullptr) {
             raise_value_error(name, "one, or one behind", "neither");
         }
+    }
+
+    void read_state(bool has_state, const std::string& prefix, Layer& layer) {
+        for (const float* vector :
+            {layer.convolution, layer.decay, layer.decay_bias, layer.value_norm}) {
+            if ((vector != nullptr) == has_state) continue;
+            raise_value_error(prefix + "norms",
+                has_state ? "those of a layer with a state" : "none of a state", "others");
+        }
+        if (has_state) layer.taps = taps_of(sizes_, layer.convolution);
     }
 
     void read_heads(nb::handle heads, const std::string& prefix, Layer& layer) {
@@ -215,7 +248,7 @@ void check_number(const char* name, float number, bool is_in_range) {
 }
 
 void check(const ModelArguments& arguments, int64_t num_layers) {
-    check_sizes(arguments.sizes, num_layers);
+    check_sizes(arguments.sizes);
     if (!std::isfinite(arguments.norm_eps) || arguments.norm_eps < 0) {
         raise_value_error("norm_eps", "0 or more", std::to_string(arguments.norm_eps));
     }
@@ -263,14 +296,20 @@ OwnedModel read_model(const ModelArguments& arguments) {
     model.sizes.num_ropes = static_cast<int64_t>(model.rope_scales.size());
     model.arithmetic = arguments.arithmetic;
     Reader reader(owned.owners, model.sizes);
+    int num_with_kv = 0, num_with_state = 0;
     for (nb::handle layer : layers) {
         const size_t index = model.layers.size();
         model.layers.push_back(reader.layer(
             layer, "layers[" + std::to_string(index) + "].", model.arithmetic.is_parallel));
         model.layers.back().sliding_window = static_cast<int>(arguments.sliding_windows[index]);
         model.layers.back().rope = static_cast<int>(arguments.layer_ropes[index]);
-        widen(model.sizes, model.layers.back());
+        Layer& read = model.layers.back();
+        read.pool_index = num_with_kv;
+        read.state_number = num_with_state;
+        ++(read.is_recurrent() ? num_with_state : num_with_kv);
+        widen(model.sizes, read);
     }
+    check_layers(model.sizes, num_with_kv);
     if (nb::object embedding = weights.attr("embedding"); nb::hasattr(embedding, "form")) {
         const MatrixShape shape{model.sizes.num_token_ids, model.sizes.hidden};
         model.coded_embedding = reader.read(std::move(embedding), "embedding", shape);

@@ -27,6 +27,14 @@ void check_latent(const Sizes& sizes) {
     }
 }
 
+void check_recurrent(const recurrent::Shape& shape) {
+    check_at_least("recurrent.num_groups", shape.num_groups, 1);
+    check_at_least("recurrent.group_size", shape.group_size, 1);
+    check_at_least("recurrent.key_dim", shape.key_dim, 1);
+    check_at_least("recurrent.value_dim", shape.value_dim, 1);
+    check_at_least("recurrent.kernel", shape.kernel, 2);
+}
+
 }  // namespace
 
 void check_at_least(const char* name, int64_t value, int64_t least) {
@@ -35,7 +43,11 @@ void check_at_least(const char* name, int64_t value, int64_t least) {
     }
 }
 
-void check_sizes(const Sizes& sizes, int64_t num_layers) {
+void check_layers(const Sizes& sizes, int64_t num_with_kv) {
+    check_share("first_layer", sizes.first_layer, num_with_kv, sizes.pool_layers);
+}
+
+void check_sizes(const Sizes& sizes) {
     check_at_least("num_kv_heads", sizes.num_kv_heads, 1);
     check_at_least("num_heads", sizes.num_heads, 1);
     check_at_least("head_dim", sizes.head_dim, 2);
@@ -52,7 +64,7 @@ void check_sizes(const Sizes& sizes, int64_t num_layers) {
     if (sizes.is_latent()) check_latent(sizes);
     check_share("first_token_id", sizes.first_token_id, sizes.num_token_ids, sizes.vocab);
     check_share("first_kv_head", sizes.first_kv_head, sizes.num_kv_heads, sizes.model_kv_heads);
-    check_share("first_layer", sizes.first_layer, num_layers, sizes.pool_layers);
+    if (sizes.has_states()) check_recurrent(sizes.recurrent);
 }
 
 }  // namespace pdserve::decoder

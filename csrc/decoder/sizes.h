@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "../recurrent/launch.h"
+
 namespace pdserve::decoder {
 
 // Of latent attention: pdserve.engine.models.latent.LatentShape. Of each head, but for the ranks.
@@ -34,6 +36,8 @@ struct Sizes {
     int64_t rope_dim;  // what is rotated of a head: all, but with latent attention
     Latent latent;
     bool norms_heads_together;  // all queries and all keys of a token; else each head
+    recurrent::Shape recurrent{};  // of layers with a state; without groups: there are none
+    bool gates_attention = false;  // rows of qkv have a gate for each number that attention makes
 
     // As the weights and other settings have them.
     int64_t num_ropes = 1;
@@ -51,14 +55,26 @@ struct Sizes {
     int64_t qkv_width() const {
         return is_latent() ? query_width() : (num_heads + 2 * num_kv_heads) * head_dim;
     }
+    // Of qkv and what follows it.
+    int64_t row_width() const { return qkv_width() + (gates_attention ? query_width() : 0); }
     bool is_latent() const { return latent.rank > 0; }
+    bool has_states() const { return recurrent.num_groups > 0; }
+    int64_t state_channels() const {  // of a token, that are convolved
+        return recurrent.num_groups
+            * (2 * recurrent.key_dim + recurrent.group_size * recurrent.value_dim);
+    }
+    int64_t num_state_heads() const { return recurrent.num_groups * recurrent.group_size; }
+    int64_t state_values() const { return num_state_heads() * recurrent.value_dim; }
     int64_t num_planes() const { return is_latent() ? 1 : 2; }  // of the pool
     // What attention_out takes.
     int64_t values_width() const { return is_latent() ? num_heads * latent.value_dim : query_width(); }
 };
 
-// Raises ValueError: they contradict each other, or a stage of so many layers.
-void check_sizes(const Sizes& sizes, int64_t num_layers);
+// Raises ValueError: they contradict each other.
+void check_sizes(const Sizes& sizes);
+
+// Raises ValueError: the pool has not all of the stage's layers with KV, of which there are so many.
+void check_layers(const Sizes& sizes, int64_t num_with_kv);
 
 // Raises ValueError: it is less, or absurdly large.
 void check_at_least(const char* name, int64_t value, int64_t least);

@@ -36,9 +36,19 @@ struct Cap {
     float cap;
 };
 
+// Multiplies rows of x [num_rows, size], contiguous, by a sigmoid of their gates. Both are of one
+// type, bfloat16 or float32.
+struct Weigh {
+    const void* gates;  // [num_rows, size]
+    int64_t stride;     // between rows of gates
+    void* x;
+    int64_t size;
+};
+
 // Processes the rows [first, last).
 using NormFunction = void (*)(const Norm& norm, int64_t first, int64_t last);
 using LookupFunction = void (*)(const Lookup& lookup, int64_t first, int64_t last);
+using WeighFunction = void (*)(const Weigh& weigh, int64_t first, int64_t last);
 using CapFunction = void (*)(const Cap& cap, int64_t first, int64_t last);
 
 struct Kernels {
@@ -50,6 +60,8 @@ struct Kernels {
     LookupFunction look_up_float32;
     LookupFunction look_up_bfloat16;
     CapFunction cap;
+    WeighFunction weigh_float32;
+    WeighFunction weigh_bfloat16;
 };
 
 extern const Kernels kAvx512Bf16Kernels;

@@ -118,6 +118,11 @@ void cap(const Cap& cap, int64_t num_rows, Variant variant) {
     share_rows(PDSERVE_OF_VARIANT(variant, Kernels).cap, cap, num_rows);
 }
 
+void weigh(const Weigh& weigh, int64_t num_rows, bool is_bfloat16, Variant variant) {
+    const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
+    share_rows(is_bfloat16 ? kernels.weigh_bfloat16 : kernels.weigh_float32, weigh, num_rows);
+}
+
 void look_up(const Lookup& lookup, int64_t num_rows, bool from_bfloat16, Variant variant) {
     const Kernels& kernels = PDSERVE_OF_VARIANT(variant, Kernels);
     share_rows(

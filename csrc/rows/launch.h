@@ -21,6 +21,7 @@ void round_rows(const Norm& rows, int64_t num_rows, bool to_bfloat16, Variant va
 void add_normalised(const Norm& norm, int64_t num_rows, Variant variant);  // to float32
 void look_up(const Lookup& lookup, int64_t num_rows, bool from_bfloat16, Variant variant);
 void cap(const Cap& cap, int64_t num_rows, Variant variant);
+void weigh(const Weigh& weigh, int64_t num_rows, bool is_bfloat16, Variant variant);
 
 }  // namespace rows
 

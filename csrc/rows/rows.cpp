@@ -3,6 +3,7 @@
 
 #include "../isa/build_name.h"
 #include "../isa/simd.h"
+#include "../isa/sigmoid.h"
 #include "../isa/tanh.h"
 #include "kernel.h"
 
@@ -110,10 +111,26 @@ void cap(const Cap& cap, int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) soft.apply(cap.x + r * cap.stride, cap.size);
 }
 
+template <class T>
+void weigh(const Weigh& weigh, int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+        const T* const gates = static_cast<const T*>(weigh.gates) + r * weigh.stride;
+        T* const x = static_cast<T*>(weigh.x) + r * weigh.size;
+        for (int64_t i = 0; i < weigh.size; i += kLanes) {
+            const int64_t count = weigh.size - i < kLanes ? weigh.size - i : kLanes;
+            T gate[kLanes] = {}, value[kLanes] = {};
+            __builtin_memcpy(gate, gates + i, count * sizeof(T));
+            __builtin_memcpy(value, x + i, count * sizeof(T));
+            store(value, load(value) * sigmoid_of(load(gate)));
+            __builtin_memcpy(x + i, value, count * sizeof(T));
+        }
+    }
+}
+
 }  // namespace
 
 const Kernels PDSERVE_OF_THIS_BUILD(Kernels) = {
     normalise<float>, normalise<BFloat16>, round_rows<float>, round_rows<BFloat16>, add_norm,
-    look_up<float>, look_up<BFloat16>, cap};
+    look_up<float>, look_up<BFloat16>, cap, weigh<float>, weigh<BFloat16>};
 
 }  // namespace pdserve::rows

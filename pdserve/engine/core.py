@@ -254,8 +254,9 @@ class EngineCore:
     def abandon_step(self, rows: Sequence[Scheduled], failed: Sequence[Request]) -> None:
         """Drop a failed step: forget its failed requests and those cancelled while it ran.
 
-        A step only reads its requests, so the others are unchanged. A step that was planned ahead
-        of its end is dropped, too: the device must be done with both.
+        A step only reads its requests, so the others are unchanged, unless they have states: these
+        have gone on, so they are computed anew. A step that was planned ahead of its end is
+        dropped, too: the device must be done with both.
         """
         gone = [request for request in self._in_step if request.is_cancelled]
         for row in rows:
@@ -264,13 +265,18 @@ class EngineCore:
         self._step_over()
         for request in {*failed, *gone}:
             self.forget(request)
+        if self.pool.state_blocks:
+            for row in rows:
+                if row.request in self.queues.running:
+                    self.queues.preempt(row.request)
 
     def forget(self, request: Request) -> None:
         """Remove a finished request and free its blocks, unless a step still uses them."""
         if request in self._in_step:
             self._in_step.discard(request)
-            self.pool.retain(request.block_table)
-            self._kept += request.block_table
+            used = [*request.block_table, *request.state_blocks]
+            self.pool.retain(used)
+            self._kept += used
         self._remove(request)
         # If it was cancelled meanwhile, its id may already belong to another request.
         if self._requests.get(request.request_id) is request:

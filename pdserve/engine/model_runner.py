@@ -114,6 +114,8 @@ class ModelRunner:
         batch = self.batches.lay_out(rows)
         if self.kv_cache.companions is not None:
             batch = replace(batch, spread=self._spread(self.kv_cache.companions))
+        if self.kv_cache.layout.state_blocks:
+            batch = replace(batch, state_tables=self._state_tables(rows))
         return ModelStep(self, rows, batch, progress)
 
     def foresee(self, rows: Sequence[Scheduled]) -> None:
@@ -146,6 +148,17 @@ class ModelRunner:
 
     def _spread(self, companions: Companions) -> Spread:
         return Spread(torch.from_numpy(companions), self._places)
+
+    def _state_tables(self, rows: Sequence[Scheduled]) -> Tensor:
+        """[num_requests, state_blocks] int32. Who only warms up or measures has some at the end."""
+        count, end = self.kv_cache.layout.state_blocks, self.kv_cache.num_blocks
+        places = end // count
+        tables = [
+            row.request.state_blocks
+            or range(end - (number % places + 1) * count, end - number % places * count)
+            for number, row in enumerate(rows)
+        ]
+        return torch.tensor([list(table) for table in tables], dtype=torch.int32)
 
     # ---- parts of a step -----------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class Request:
     num_by_prefill: int | None = None
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     block_table: list[int] = field(default_factory=list)  # logical -> physical block id
+    state_blocks: list[int] = field(default_factory=list)  # of its state, if the model has one
     num_passed: int = 0  # leading blocks whose companions it has given back: windows are beyond
     block_hashes: list[bytes] = field(default_factory=list)  # hash chain, one per full block
     num_matched_blocks: int = 0  # while waiting: leading blocks found in the prefix cache ...

@@ -154,6 +154,7 @@ class Queues:
         blocks = self.reserve(request.num_tokens, reusable, request)
         assert blocks is not None, "there was room a moment ago"
         request.block_table, num_reused = blocks
+        request.state_blocks = pool.allocate(pool.state_blocks)
         request.num_computed_tokens = pool.tokens_in(num_reused)
         if request.num_by_prefill is not None:
             request.num_by_prefill = request.num_computed_tokens
@@ -213,7 +214,9 @@ class Queues:
         newcomer.extend_hashes(newcomer.num_tokens, self.pool.block_size)
         num_reusable = newcomer.num_reusable_tokens + is_claim
         hashes = newcomer.block_hashes[: self.pool.full_blocks(num_reusable)]
-        gained = self.pool.num_sole([b for request in preempted for b in request.block_table])
+        gained = self.pool.num_sole(
+            [b for request in preempted for b in (*request.block_table, *request.state_blocks)]
+        )
         num_left = self._num_left(num_tokens, hashes, newcomer, preempted, num_passed)
         return max(0, -num_left - gained)
 
@@ -302,7 +305,7 @@ class Queues:
         """
         pool = self.pool
         matched = pool.match_prefix(hashes)
-        num_new = pool.blocks_for(num_tokens) - len(matched)
+        num_new = pool.blocks_for(num_tokens) - len(matched) + pool.state_blocks
         if newcomer is not None and not newcomer.decodes_here:
             newcomer = None  # it does not decode here, so it needs no headroom
         streams = [stream for stream in self.streams if stream not in preempted]
@@ -312,5 +315,6 @@ class Queues:
 
     def _release(self, request: Request) -> None:
         self.pool.release(request.block_table, request.num_passed)
-        request.block_table = []
+        self.pool.release(request.state_blocks)
+        request.block_table, request.state_blocks = [], []
         request.num_passed = 0

@@ -36,6 +36,7 @@ LAYOUT_VERSION = 2
 # A peer's layout is checked against these bounds before anything is computed from it.
 _MAX_DIMENSION = 1 << 20
 _MAX_BLOCK_BYTES = 1 << 32
+_MAX_STATE_BYTES = 1 << 36
 
 
 _SCALE_BYTES = 4  # of a row of codes
@@ -85,6 +86,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
     model_layers: int | None = None  # layers of the model; None: all of them are in this pool
     is_latent: bool = False  # rows are of latent attention: there are no values besides
     windows: tuple[int, ...] = ()  # of each layer, in tokens, 0: none; (): the pool keeps it all
+    state_bytes: int = 0  # that a request has besides, in layers that are not counted here
 
     @classmethod
     def gqa(
@@ -114,13 +116,13 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
         return self.first_layer + self.num_layers
 
     @property
-    def model_shape(self) -> tuple[int, int, int, KvDtype, bool]:
+    def model_shape(self) -> tuple[int, int, int, KvDtype, bool, int]:
         """What pools must have in common to exchange KV.
 
-        That is (layers, KV heads, head_dim, dtype, is_latent).
+        That is (layers, KV heads, head_dim, dtype, is_latent, state_bytes).
         """
-        heads = self.total_kv_heads
-        return (self.total_layers, heads, self.head_dim, self.dtype, self.is_latent)
+        heads, states = self.total_kv_heads, self.state_bytes
+        return (self.total_layers, heads, self.head_dim, self.dtype, self.is_latent, states)
 
     def shard(self, rank: int, num_ranks: int) -> KvLayout:
         """The layout of one tensor-parallel rank, given the layout of the whole model.
@@ -185,6 +187,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             not len(self.windows) == self.num_layers == self.total_layers or min(self.windows) < 0
         ):
             raise LayoutMismatch(f"not a KV layout, by its windows: {self}")
+        if not 0 <= self.state_bytes <= _MAX_STATE_BYTES:
+            raise LayoutMismatch(f"not a KV layout, by the bytes of a state: {self}")
         if self.block_bytes > _MAX_BLOCK_BYTES:
             raise LayoutMismatch(f"not a KV layout, {self.block_bytes} bytes a block: {self}")
 
@@ -252,6 +256,11 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             self.dtype.row_elements(self.head_dim),
         )
 
+    @property
+    def state_blocks(self) -> int:
+        """Blocks of a request's state: as many as hold it, one behind the other."""
+        return -(-self.state_bytes // self.block_bytes)
+
     def blocks_for(self, num_tokens: int) -> int:
         """See `need.blocks_for`."""
         return -(-num_tokens // self.block_size)
@@ -297,7 +306,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             KvBudgetTooSmall: one request of `max_model_len` tokens would not fit; with the numbers.
         """
         num_blocks = budget_bytes // self.block_bytes
-        needed = self.blocks_for(max_model_len) * (1 + self.num_companions)
+        needed = self.blocks_for(max_model_len) * (1 + self.num_companions) + self.state_blocks
         if num_blocks < needed:
             raise KvBudgetTooSmall(
                 f"a KV budget of {budget_bytes} bytes holds {num_blocks} blocks of "
@@ -326,6 +335,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             f"{self.head_dim} head_dim x {self.dtype.itemsize} bytes ({self.dtype}{scales}) = "
             f"{self.token_bytes} bytes a token, {self.block_size} tokens a block"
             + (f" of {self.block_layers} layers" if self.num_companions else "")
+            + (f"; {self.state_bytes} bytes a request besides" if self.state_bytes else "")
         )
 
     def fingerprint(self, model_id: str, revision: str) -> str:
@@ -337,6 +347,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             del layout["is_latent"]
         if not self.windows:  # likewise
             del layout["windows"]
+        if not self.state_bytes:  # likewise
+            del layout["state_bytes"]
         content = msgspec.json.encode((LAYOUT_VERSION, model_id, revision, layout))
         return hashlib.blake2b(content, digest_size=16).hexdigest()
 

@@ -120,6 +120,8 @@ def make_parts(
     incarnation = secrets.token_hex(8)
     clock, metrics, identity = SystemClock(), NodeMetrics(), model.identity
     companions = made_up(memory.num_blocks, identity.layout.num_companions)
+    has_states = identity.layout.state_bytes > 0
+    keeps_prefixes = config.engine.prefix_cache and not has_states  # no state is kept of them
     exporter, puller = _make_transfer_ends(
         config, node_id, incarnation, identity, memory, clock, hosts, companions
     )
@@ -131,13 +133,14 @@ def make_parts(
     pool = BlockPool(
         memory.num_blocks,
         identity.layout.block_size,
-        prefix_cache=config.engine.prefix_cache,
+        prefix_cache=keeps_prefixes,
         bump_generations=memory.bump,
         windows=[window for window in identity.windows if window],
         companions=companions,
+        state_blocks=identity.layout.state_blocks,
     )
     tier = make_tier(tier_blocks, memory, pool, hosts)
-    pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"
+    pull = config.prefix.prefix_pull if keeps_prefixes else "never"
     offers = PrefixOffers(pool, sessions, tier, pull)
     engine = _make_engine(
         config.policy,
@@ -153,7 +156,8 @@ def make_parts(
     speculation = Speculation(pool, perf.step_s, config.engine.max_batch_size, texts)
     watch_drafts(metrics, speculation)
     watch_draft_texts(metrics, texts)
-    if config.speculation.mode == "auto":
+    silent = no_drafts(config.speculation, has_states=has_states)
+    if not silent:
         engine.speculate, engine.awaits = speculation, speculation.awaits
     fetch_parts = FetchParts(
         pool=pool,
@@ -186,7 +190,7 @@ def make_parts(
         preparation=Preparation(fetcher, model.compiler, engine),
         max_model_len=model.max_model_len,
         short_len=model.short_len,
-        no_drafts=no_drafts(config.speculation),
+        no_drafts=silent,
         vocab_size=model.vocab_size,
         identity=identity,
         exporter=exporter,

@@ -192,8 +192,7 @@ class Preparation:
     # ---- parts ---------------------------------------------------------------------------------
 
     def _waits(self, request: Request, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
-        could_fetch = bool(sources) and self._fetcher.could_fetch(prefix, sources)
-        return could_fetch or _lacks_grammar(request)
+        return _lacks_grammar(request) or self._fetcher.could_fetch(prefix, sources)
 
     async def _prepare(
         self, request: Request, prefix: Prefix, sources: Sequence[PrefixSource]

@@ -156,6 +156,7 @@ class HandoffRecord(Message, frozen=True):
     # that those of prefill nodes have made; the others' are of decode nodes. None: all have the
     # same.
     num_by_prefill: int | None = None
+    state_ticket: bytes = b""  # for the blocks of its state, as tokens from 0 on; empty: none
 
 
 class HandoffEnded(Message, frozen=True):

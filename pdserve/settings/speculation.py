@@ -60,6 +60,8 @@ def draft_model(speculation: SpeculationConfig) -> str:
     return speculation.model if asks(speculation, "model") else ""
 
 
-def no_drafts(speculation: SpeculationConfig) -> str:
+def no_drafts(speculation: SpeculationConfig, *, has_states: bool = False) -> str:
     """Return why steps compute one token of a stream; empty: they may do several."""
-    return "speculation.mode is off" if speculation.mode == "off" else ""
+    if speculation.mode == "off":
+        return "speculation.mode is off"
+    return "the model has states, which wrong drafts would change for good" if has_states else ""

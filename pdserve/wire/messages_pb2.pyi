@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "first_kv_head", "model_kv_heads", "first_layer", "model_layers", "is_latent", "windows")
+    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "first_kv_head", "model_kv_heads", "first_layer", "model_layers", "is_latent", "windows", "state_bytes")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class KvLayout(_message.Message):
     MODEL_LAYERS_FIELD_NUMBER: _ClassVar[int]
     IS_LATENT_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -30,7 +31,8 @@ class KvLayout(_message.Message):
     model_layers: int
     is_latent: bool
     windows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_kv_head: _Optional[int] = ..., model_kv_heads: _Optional[int] = ..., first_layer: _Optional[int] = ..., model_layers: _Optional[int] = ..., is_latent: bool = ..., windows: _Optional[_Iterable[int]] = ...) -> None: ...
+    state_bytes: int
+    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_kv_head: _Optional[int] = ..., model_kv_heads: _Optional[int] = ..., first_layer: _Optional[int] = ..., model_layers: _Optional[int] = ..., is_latent: bool = ..., windows: _Optional[_Iterable[int]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class BadWord(_message.Message):
     __slots__ = ("token_ids",)
@@ -762,7 +764,7 @@ class Announcement(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., ticket: _Optional[bytes] = ..., is_restart: bool = ..., subscription_id: _Optional[str] = ...) -> None: ...
 
 class HandoffRecord(_message.Message):
-    __slots__ = ("request_id", "num_tokens", "token_ids", "logprobs", "cached_tokens", "prefill_end_s", "ticket", "subscription_id", "made_s", "written_s", "adapter", "head", "num_by_prefill")
+    __slots__ = ("request_id", "num_tokens", "token_ids", "logprobs", "cached_tokens", "prefill_end_s", "ticket", "subscription_id", "made_s", "written_s", "adapter", "head", "num_by_prefill", "state_ticket")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -776,6 +778,7 @@ class HandoffRecord(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     NUM_BY_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    STATE_TICKET_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     num_tokens: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -789,7 +792,8 @@ class HandoffRecord(_message.Message):
     adapter: str
     head: HeadRow
     num_by_prefill: int
-    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_end_s: _Optional[float] = ..., ticket: _Optional[bytes] = ..., subscription_id: _Optional[str] = ..., made_s: _Optional[float] = ..., written_s: _Optional[float] = ..., adapter: _Optional[str] = ..., head: _Optional[_Union[HeadRow, _Mapping]] = ..., num_by_prefill: _Optional[int] = ...) -> None: ...
+    state_ticket: bytes
+    def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., cached_tokens: _Optional[int] = ..., prefill_end_s: _Optional[float] = ..., ticket: _Optional[bytes] = ..., subscription_id: _Optional[str] = ..., made_s: _Optional[float] = ..., written_s: _Optional[float] = ..., adapter: _Optional[str] = ..., head: _Optional[_Union[HeadRow, _Mapping]] = ..., num_by_prefill: _Optional[int] = ..., state_ticket: _Optional[bytes] = ...) -> None: ...
 
 class HeadRow(_message.Message):
     __slots__ = ("head", "row")

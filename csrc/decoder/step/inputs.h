@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../../attention/layer.h"
+#include "../../recurrent/launch.h"
 #include "../adapters/adapter.h"
 
 namespace pdserve::decoder {
@@ -24,6 +25,7 @@ struct Inputs {
     const int32_t* companions;  // [num_blocks, num_companions]: of the blocks in the tables
     int64_t num_companions;     // 0: all layers of a token are in one block
     const int32_t* places;      // [num_layers, 2]: which block has a layer, and where in it
+    recurrent::States states_of_layers;  // without tables: the model has none
     float* taps_out;  // [sampled.num_rows, num_taps, hidden]
 };
 

@@ -15,7 +15,7 @@ StepView::StepView(const Model& model, nb::handle token_ids, nb::handle position
     nb::handle query_start, nb::handle context_lens, nb::handle block_tables,
     nb::handle sampled_rows, nb::handle kv_pool, nb::handle out, nb::handle state_rows,
     nb::handle states_out, nb::handle taps, nb::handle taps_out, nb::handle companions,
-    nb::handle places)
+    nb::handle places, nb::handle state_tables)
     : token_ids_(token_ids, "token_ids"),
       positions_(positions, "positions"),
       batch_(query_start, context_lens, block_tables),
@@ -32,6 +32,8 @@ StepView::StepView(const Model& model, nb::handle token_ids, nb::handle position
     check_positions();
     if (companions_) check_companions(model);
     check_sampled(model);
+    if (!state_tables.is_none()) state_tables_.emplace(state_tables, "state_tables");
+    check_state_tables(model);
     if (!state_rows.is_none() || !states_out.is_none()) {
         state_rows_.emplace(state_rows, "state_rows");
         states_out_.emplace(states_out, "states_out", Access::kWrite);
@@ -145,6 +147,33 @@ void StepView::check_seen(const Model& model) const {
     }
 }
 
+int64_t StepView::block_bytes() const {
+    return pool_.block_stride * static_cast<int64_t>(pool_.tensor.element_bytes());
+}
+
+// A request's blocks hold its state, and no two requests have the same.
+void StepView::check_state_tables(const Model& model) const {
+    int64_t num_layers = 0;
+    for (const Layer& layer : model.layers) num_layers += layer.is_recurrent();
+    if ((num_layers > 0) != state_tables_.has_value()) {
+        raise_value_error("state_tables", num_layers > 0 ? "blocks of states" : "none",
+            num_layers > 0 ? "none" : "some");
+    }
+    if (!state_tables_) return;
+    const int64_t state_bytes = num_layers * model.sizes.recurrent.num_groups
+        * recurrent::group_state(model.sizes.recurrent) * static_cast<int64_t>(sizeof(float));
+    state_tables_->expect_type({ElementType::kInt32});
+    state_tables_->expect_shape(
+        {batch_.num_requests, (state_bytes + block_bytes() - 1) / block_bytes()},
+        "[num_requests, blocks of a state]");
+    state_tables_->expect_contiguous();
+    const int32_t* const ids = state_tables_->data<int32_t>();
+    for (int64_t i = 0; i < state_tables_->size(0) * state_tables_->size(1); ++i) {
+        if (ids[i] >= 0 && ids[i] < pool_.num_blocks) continue;
+        raise_value_error("state_tables", "blocks of the pool", std::to_string(ids[i]));
+    }
+}
+
 Inputs StepView::inputs(const Model& model) const {
     Inputs inputs{};
     inputs.token_ids = token_ids_.data<int64_t>();
@@ -171,6 +200,14 @@ Inputs StepView::inputs(const Model& model) const {
         inputs.companions = companions_->data<int32_t>();
         inputs.num_companions = companions_->size(1);
         inputs.places = places_->data<int32_t>();
+    }
+    if (state_tables_) {
+        inputs.states_of_layers = {
+            .pool = pool_.tensor.data<char>(),
+            .block_bytes = block_bytes(),
+            .tables = state_tables_->data<int32_t>(),
+            .table_stride = state_tables_->size(1),
+        };
     }
     return inputs;
 }

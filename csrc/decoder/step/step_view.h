@@ -22,7 +22,8 @@ public:
         nanobind::handle query_start, nanobind::handle context_lens, nanobind::handle block_tables,
         nanobind::handle sampled_rows, nanobind::handle kv_pool, nanobind::handle out,
         nanobind::handle state_rows, nanobind::handle states_out, nanobind::handle taps,
-        nanobind::handle taps_out, nanobind::handle companions, nanobind::handle places);
+        nanobind::handle taps_out, nanobind::handle companions, nanobind::handle places,
+        nanobind::handle state_tables);
 
     // Borrows the arrays.
     Inputs inputs(const Model& model) const;
@@ -36,6 +37,8 @@ private:
     void check_taps(const Model& model) const;
     void check_companions(const Model& model) const;
     void check_seen(const Model& model) const;
+    void check_state_tables(const Model& model) const;
+    int64_t block_bytes() const;
 
     TensorView token_ids_;
     TensorView positions_;
@@ -49,6 +52,7 @@ private:
     std::optional<TensorView> taps_out_;
     std::optional<TensorView> companions_;  // none: all layers of a token are in one block
     std::optional<TensorView> places_;
+    std::optional<TensorView> state_tables_;  // none: no layer has a state
 };
 
 }  // namespace pdserve::decoder

@@ -60,6 +60,8 @@ def read_adapter(
         AdapterRefused: it is damaged, of another model, or of a kind that is not served; says which
             field or tensor.
     """
+    if plan.config.recurrent is not None:
+        raise AdapterRefused(f"{folder}: adapters of models with states are not served")
     if plan.config.latent is not None:
         raise AdapterRefused(f"{folder}: adapters of models with latent attention are not served")
     try:

@@ -71,6 +71,7 @@ class BlockPool:
         bump_generations: Callable[[Sequence[int]], None] = _ignore,
         windows: Sequence[int] = (),
         companions: Companions | None = None,
+        state_blocks: int = 0,
     ) -> None:
         """A pool of free blocks.
 
@@ -81,10 +82,12 @@ class BlockPool:
             bump_generations: voids tickets.
             windows: in tokens, of layers that have one.
             companions: of each block, kept up to date here; None: blocks have none.
+            state_blocks: that each request has besides those of its tokens.
         """
         self._width = 1 if companions is None else 1 + companions.shape[1]
         self.num_blocks = num_blocks // self._width  # with companions
         self.block_size = block_size
+        self.state_blocks = state_blocks
         self._prefix_cache = prefix_cache
         self._bump_generations = bump_generations
         self._references = [0] * num_blocks

@@ -21,6 +21,7 @@ from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.latent import LatentShape
 from pdserve.engine.models.layer_ropes import Ropes
 from pdserve.engine.models.quantised.config import parse_quantisation, quantisation_of
+from pdserve.engine.models.recurrent import RecurrentShape
 from pdserve.engine.models.windows import Windows
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.kv import KvDtype, KvLayout
@@ -62,8 +63,16 @@ class ModelConfig:
     norm_offset: float = 0.0  # what the weights of all norms lack in the checkpoint
     has_wide_norms: bool = False  # these weights are float32, whatever the type of activations
     latent: LatentShape | None = None  # None: heads have keys and values of their own
+    recurrent: RecurrentShape | None = None  # None: all layers have attention
+    gates_attention: bool = False  # what attention makes is multiplied by a sigmoid
     # Checkpoints have so many layers more, which predict further tokens: they are left out.
     num_further_layers: int = 0
+
+    @property
+    def kv_layers(self) -> list[int]:
+        """Those that have KV: all, but for those with a state."""
+        own = frozenset[int]() if self.recurrent is None else self.recurrent.layers
+        return [layer for layer in range(self.num_layers) if layer not in own]
 
     @property
     def attention_scale(self) -> float:
@@ -115,12 +124,13 @@ class ModelConfig:
             dtype: of the cache.
         """
         return KvLayout(
-            num_layers=self.num_layers,
+            num_layers=len(self.kv_layers),
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             block_size=block_size,
             dtype=dtype,
             is_latent=self.latent is not None,
+            state_bytes=0 if self.recurrent is None else self.recurrent.state_bytes,
         )
 
 
@@ -195,6 +205,8 @@ def parse_model_config(fields: JsonFields) -> ModelConfig:
         norm_offset=family.norm_offset - fields.number("stored_norm_offset", 0.0),
         has_wide_norms=family.norm_offset != 0,
         latent=latent,
+        recurrent=family.recurrent(fields, num_layers),
+        gates_attention=family.gates_attention,
         num_further_layers=(
             fields.integer("num_nextn_predict_layers", 0, minimum=0)
             if "num_nextn_predict_layers" in family.reads

@@ -21,6 +21,7 @@ from pdserve.engine.models.expert_config import (
     no_experts,
     qwen2_experts,
     qwen3_experts,
+    qwen3_next_experts,
 )
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.latent import LatentShape, deepseek_latent, no_latent
@@ -32,6 +33,7 @@ from pdserve.engine.models.layer_ropes import (
     rope_if_window,
     same_rope,
 )
+from pdserve.engine.models.recurrent import RecurrentShape, no_recurrent, qwen3_next_recurrent
 from pdserve.engine.models.rope_config import RopeConfig
 from pdserve.engine.models.windows import (
     WindowRule,
@@ -140,6 +142,8 @@ class Family:
     norms_heads_together: bool = False
     is_parallel: bool = False
     latent: Callable[[JsonFields], LatentShape | None] = no_latent
+    recurrent: Callable[[JsonFields, int], RecurrentShape | None] = no_recurrent  # as windows
+    gates_attention: bool = False  # by numbers that checkpoints have behind each head's query
     also_reads: frozenset[str] = frozenset()  # fields of config.json, by its rules
 
     @property
@@ -224,6 +228,19 @@ FAMILIES: dict[str, Family] = {
         o_bias=None,
         norms=PRE_AND_HEAD_NORMS,
         experts=qwen3_experts,
+    ),
+    "Qwen3NextForCausalLM": Family(
+        "qwen3_next",
+        32_768,
+        qkv_bias=None,
+        o_bias=None,
+        norms=PRE_AND_HEAD_NORMS,
+        default_head_dim=256,
+        experts=qwen3_next_experts,
+        rotated_share=0.25,
+        norm_offset=1.0,
+        recurrent=qwen3_next_recurrent,
+        gates_attention=True,
     ),
     "GraniteForCausalLM": Family(
         "granite", 2048, qkv_bias=None, o_bias=None, mlp_bias=None, scalars=_GRANITE

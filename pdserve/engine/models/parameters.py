@@ -124,7 +124,7 @@ class _Allocation:
                 place = place.view(-1) if norm.is_of_all_heads else place
                 head += norm.num_heads
             else:
-                place = norms[name] = self._norm(norm, norm.size)
+                place = norms[name] = self._norm(norm, *norm.shape)
             self._slots[norm.tensor] = TensorSlot(place, norm.cut, offset=norm.offset)
         mixer, mlp = self._linears(layer.mixer), self._linears(layer.mlp.matrices)
         heads = self._stacks(layer.heads)

@@ -21,6 +21,7 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.latent import LatentShape
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.models.stage_ends import Finals, StageEnds
+from pdserve.engine.models.torch_recurrent import RecurrentLayers
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Angles, LayerRopes, rotate
@@ -36,6 +37,7 @@ NORMS: Final = (
     "after_mlp_norm",
 )
 LATENT_NORMS: Final = ("query_latent_norm", "latent_norm")
+STATE_VECTORS: Final = ("convolution", "decay", "decay_bias", "value_norm")
 
 
 class TorchDecoder:
@@ -54,7 +56,12 @@ class TorchDecoder:
         Raises:
             ModelError: layers have norms, or the model arithmetic, of which this decoder has none.
         """
-        weights.expect_norms(*NORMS, *(() if config.latent is None else LATENT_NORMS))
+        latent = () if config.latent is None else LATENT_NORMS
+        recurrent = config.recurrent
+        weights.expect_norms(*NORMS, *latent, *(() if recurrent is None else STATE_VECTORS))
+        self._recurrent = None
+        if recurrent is not None:
+            self._recurrent = RecurrentLayers(recurrent, config.rms_norm_eps)
         arithmetic = config.arithmetic
         self.config = config
         self.sampler = PlainSampler()
@@ -131,33 +138,40 @@ class TorchDecoder:
         hidden = self._ends.enter(batch.token_ids, rows)
         scale, cap = self.config.attention_scale, self.config.arithmetic.attention_cap
         angles = self._ropes.angles(batch.positions, hidden.dtype)
-        taps, latent = batch.taps, self.config.latent
-        places = [(0, index) for index in range(len(self._weights.layers))]
+        taps, latent, num_written = batch.taps, self.config.latent, 0
         attention = [batch.attention]
         if batch.spread is not None:
-            places = batch.spread.places.tolist()
             attention = batch.spread.batches(batch.attention, kv_pool.shape[4])
         for index, plain in enumerate(self._weights.layers):
             layer = adapted.layer(index, plain)
             if taps is not None:
                 taps.out[:, taps.layers == index] = hidden[batch.sampled_rows, None].to(taps.out)
             taken = self._norm(hidden, layer.norms.get("attention_norm"))
-            own_angles = angles[self._ropes.of_layers[index]]
-            if latent is None:
-                query, key, value = self._heads(layer, taken, own_angles)
+            if "recurrent_in" in layer.mixer:
+                assert self._recurrent is not None, "as planned"
+                attended = self._recurrent.mix(index, layer, taken, batch, kv_pool)
             else:
-                query, key, value = self._latent(layer, taken, own_angles, latent)
-            which, place = places[index]
-            self._attention.write_kv(kv_pool, place, key, value, attention[which])
-            sinks = layer.norms.get("sinks")
-            kv = LayerKv(kv_pool, place, scale, self._windows[index], cap, sinks)
-            attended = self._attention.attend(query, kv, attention[which])
-            if latent is not None:
-                attended = _of_heads(layer.heads["value"], attended[:, :, : latent.rank])
-            made = layer.mixer["attention_out"](attended.flatten(1))
+                which, place = 0, num_written
+                if batch.spread is not None:
+                    which, place = batch.spread.places[num_written].tolist()
+                own_angles, gate = angles[self._ropes.of_layers[index]], None
+                if latent is not None:
+                    query, key, value = self._latent(layer, taken, own_angles, latent)
+                else:
+                    query, key, value, gate = self._heads(layer, taken, own_angles)
+                self._attention.write_kv(kv_pool, place, key, value, attention[which])
+                num_written += 1
+                sinks = layer.norms.get("sinks")
+                kv = LayerKv(kv_pool, place, scale, self._windows[index], cap, sinks)
+                attended = self._attention.attend(query, kv, attention[which])
+                if latent is not None:
+                    attended = _of_heads(layer.heads["value"], attended[:, :, : latent.rank])
+                attended = attended.flatten(1)
+                attended = attended if gate is None else attended * gate.sigmoid()
+            made = layer.mixer["attention_out"](attended)
             hidden += self._after(layer, "after_attention_norm", made)
             if progress is not None:
-                progress.reached(index + 1)  # the ranks have met: all have written their heads
+                progress.reached(num_written)  # the ranks have met: all have written their heads
             if not self.config.arithmetic.is_parallel:
                 taken = self._norm(hidden, layer.norms.get("mlp_norm"))
             hidden += self._after(layer, "after_mlp_norm", layer.mlp(taken, self._gated))
@@ -165,16 +179,23 @@ class TorchDecoder:
 
     def _heads(
         self, layer: LayerWeights, normed: Tensor, angles: Angles
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return queries [num_tokens, num_heads, head_dim]; keys, values with num_kv_heads."""
-        config = self._own
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return queries [num_tokens, num_heads, head_dim]; keys, values with num_kv_heads.
+
+        And gates [num_tokens, num_heads * head_dim], if attention has them.
+        """
+        config, gate = self._own, None
         num_qk_heads = config.num_heads + config.num_kv_heads
+        num_heads = num_qk_heads + config.num_kv_heads
         heads = layer.mixer["qkv"](normed).view(len(normed), -1, config.head_dim)
-        query_key, value = heads[:, :num_qk_heads], heads[:, num_qk_heads:]
+        query_key, value = heads[:, :num_qk_heads], heads[:, num_qk_heads:num_heads]
+        if config.gates_attention:
+            gate = heads[:, num_heads:].flatten(1)
         if layer.qk_norm is not None:
             query_key = head_norm(query_key, layer.qk_norm, config, self._ranks)
         query_key = rotate(query_key, *angles)
-        return query_key[:, : config.num_heads], query_key[:, config.num_heads :], value
+        query, key = query_key[:, : config.num_heads], query_key[:, config.num_heads :]
+        return query, key, value, gate
 
     def _latent(
         self, layer: LayerWeights, normed: Tensor, angles: Angles, shape: LatentShape

@@ -93,9 +93,11 @@ class NativeDecoder:
             first_token_id=tokens.start,
             num_token_ids=tokens.stop - tokens.start,
             first_layer=layers.start - first_pool_layer,
-            pool_layers=config.num_layers - first_pool_layer,
+            pool_layers=len(config.kv_layers) - first_pool_layer,
             group=None if steps is None else steps.group,
             latent=config.latent,
+            recurrent=config.recurrent,
+            gates_attention=config.gates_attention,
         )
         self._adapters: dict[str, NativeAdapter] = {}  # by digest
         self._decoders = [self._decoder]  # that have them, with those beside this one
@@ -191,5 +193,6 @@ class NativeDecoder:
             adapters=list(batch.adapters),
             companions=None if spread is None else spread.companions,
             places=None if spread is None else spread.places,
+            state_tables=batch.state_tables,
         )
         return logits if len(batch.sampled_rows) else None

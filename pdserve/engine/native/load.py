@@ -93,7 +93,7 @@ def _arrays(plan: ModelPlan, dtype: torch.dtype, tensors: Stored, on_progress: P
     for norm in plan.norms:
         yield (
             norm.tensor,
-            (_checked(tensors, norm.tensor, *norm.cut).float() + norm.offset).contiguous(),
+            (_checked(tensors, norm.tensor, *norm.cut).float() + norm.offset).flatten(),
         )
     total, done = sum(matrix.num_weights for matrix in plan.matrices), 0
     for matrix in plan.matrices:

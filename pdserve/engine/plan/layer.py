@@ -18,6 +18,7 @@ from pdserve.engine.plan.forms import FLOAT32, WeightForm, fitting_form
 from pdserve.engine.plan.latent import LatentMixer
 from pdserve.engine.plan.matrix import Matrices, Matrix, Part, TensorRows
 from pdserve.engine.plan.norm import Norm
+from pdserve.engine.plan.recurrent import recurrent_mixer, recurrent_vectors
 from pdserve.engine.ranks.shard import Shard
 from pdserve.model_files.coding import Coding
 
@@ -129,7 +130,10 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
             bias if experts.choice.has_score_bias else None,
         )
 
-    norms, window = _norms(config, layer, shard), config.sliding_windows[index]
+    norms, window = _norms(config, index, shard), config.sliding_windows[index]
+    if config.recurrent is not None and index in config.recurrent.layers:
+        norms |= recurrent_vectors(config.recurrent, index)
+        return LayerPlan(norms, recurrent_mixer(config, config.recurrent, index, form), mlp(), None)
     if config.latent is None:
         return LayerPlan(norms, _mixer(config, index, shard, form), mlp(), window)
     latent = LatentMixer(config, config.latent, index, shard, form)
@@ -142,8 +146,10 @@ def _heads(of: slice, head_dim: int) -> range:
     return range(of.start * head_dim, of.stop * head_dim)
 
 
-def _norms(config: ModelConfig, layer: str, shard: Shard) -> dict[str, Norm]:
+def _norms(config: ModelConfig, index: int, shard: Shard) -> dict[str, Norm]:
     """Those of the residual stream and of heads, and sinks."""
+    layer, rope = f"model.layers.{index}.", config.ropes[index]
+    has_heads = config.recurrent is None or index not in config.recurrent.layers
     own, head_dim = shard.of(config), config.head_dim
     together = config.arithmetic.norms_heads_together
     num_heads = {"q_norm": own.num_heads, "k_norm": own.num_kv_heads}
@@ -164,8 +170,10 @@ def _norms(config: ModelConfig, layer: str, shard: Shard) -> dict[str, Norm]:
             (slice(numbers[norm.name].start, numbers[norm.name].stop),)
             if norm.is_of_heads and together
             else (),
+            order=rope.head_order(head_dim) if rope and norm.is_of_heads and not together else (),
         )
         for norm in config.norms
+        if has_heads or not norm.is_of_heads
     }
     if config.has_sinks:
         cut = (shard.share(config.num_heads),)
@@ -186,6 +194,8 @@ def _mixer(config: ModelConfig, index: int, shard: Shard, form: WeightForm) -> M
         f"{layer}self_attn.qkv_proj" if config.has_fused_qkv else "",
         [() if rope is None else rope.head_order(head_dim)] * 2 + [()],
     )
+    if config.gates_attention:
+        qkv = _with_gates(qkv, queries, head_dim)
     of_hidden = fitting_form(form, len(hidden))
     return {
         "qkv": Matrix(f"{layer}qkv", qkv, hidden, of_hidden, has_bias=config.has_qkv_bias),
@@ -197,6 +207,19 @@ def _mixer(config: ModelConfig, index: int, shard: Shard, form: WeightForm) -> M
             has_bias=config.has_o_bias and shard.rank == 0,
         ),
     }
+
+
+def _with_gates(qkv: tuple[Part, ...], queries: range, head_dim: int) -> tuple[Part, ...]:
+    """Files have a gate behind each head of the queries; here, they follow all heads."""
+    name, order = qkv[0].name, tuple(range(head_dim))
+    own = qkv[0].within.head_order if qkv[0].within is not None else order
+    gates = tuple(head_dim + each for each in order)
+    places = [TensorRows(name, 0, each, head_rows=2 * head_dim) for each in (own, gates)]
+    query, gate = (
+        Part(f"{name}.{part}", queries, place)
+        for part, place in zip(("query", "gate"), places, strict=True)
+    )
+    return query, *qkv[1:], gate
 
 
 def _parts(

@@ -18,6 +18,13 @@ class TensorRows:
     # Of a head's rows, in the model's order: which of the file's. (): they are in one order.
     head_order: tuple[int, ...] = ()
     is_transposed: bool = False  # its rows there are the columns of the model's
+    head_rows: int = 0  # that a head has there; 0: as many as in the model
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Rows of a head in the model, and there."""
+        size = len(self.head_order) or 1
+        return size, self.head_rows or size
 
 
 @dataclass(frozen=True, slots=True)

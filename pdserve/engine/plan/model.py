@@ -121,7 +121,7 @@ class ModelPlan:
         """Tensor name |-> shape, for all of the whole model."""
         whole, config = self.whole(), self.config
         assert whole.embedding is not None, "it has the first stage"
-        shapes: dict[str, tuple[int, ...]] = {norm.tensor: (norm.size,) for norm in whole.norms}
+        shapes: dict[str, tuple[int, ...]] = {norm.tensor: norm.shape for norm in whole.norms}
         shapes[whole.embedding.weight] = (config.vocab_size, config.hidden_size)
         for matrix in whole.matrices:
             for part in matrix.parts:
@@ -135,12 +135,14 @@ class ModelPlan:
         first, config = self.config.num_layers, self.config
         further = range(first, first + config.num_further_layers)
         head = ("lm_head.weight",) if config.ties_embeddings else ()
-        return (*head, *(f"model.layers.{layer}." for layer in further))
+        mtp = ("mtp.",) if self.config.recurrent is not None else ()
+        return (*head, *mtp, *(f"model.layers.{layer}." for layer in further))
 
     def within(self) -> dict[str, TensorRows]:
         """Tensor name |-> where it is, for those that files have in tensors of another form."""
-        places = {}
-        for matrix in self.whole().matrices:
+        whole = self.whole()
+        places = {n.tensor: TensorRows(n.tensor, 0, n.order) for n in whole.norms if n.order}
+        for matrix in whole.matrices:
             for part in matrix.parts:
                 if (rows := part.within) is not None:
                     places[part.weight] = replace(rows, name=f"{rows.name}.weight")

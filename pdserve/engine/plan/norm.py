@@ -16,3 +16,10 @@ class Norm:
     offset: float = 0.0  # added to the tensor
     is_wide: bool = False  # float32, whatever the type of activations
     cut: tuple[slice, ...] = ()  # of the tensor, that the rank has; (): all of it
+    stored: tuple[int, ...] = ()  # its shape in files; (): [size]
+    order: tuple[int, ...] = ()  # which of the file's numbers each one is; (): they are in order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the tensor."""
+        return self.stored or (self.size,)

@@ -82,6 +82,8 @@ class Batch:
     states: WantedStates | None = None  # final states that are needed as well
     taps: Taps | None = None  # of decoders that compute all layers
     spread: Spread | None = None  # None: all layers of a token are in one block
+    # [num_requests, state_blocks] int32, on the host: blocks of requests' states; None: none
+    state_tables: Tensor | None = None
     cargo: Cargo | None = None  # what else goes to the device
     sampled_before: Tensor | None = (
         None  # int32 on the device: by the step before, launched as well

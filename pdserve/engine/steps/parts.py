@@ -66,5 +66,6 @@ def rows_within(batch: Batch, first: int, end: int) -> Batch:
         sampled_rows=batch.sampled_rows[sampled] - first,
         sampled_requests=batch.sampled_requests[sampled],
         adapters=batch.adapters[begin:stop],
+        state_tables=None if batch.state_tables is None else batch.state_tables[begin:stop],
         states=None if batch.states is None else batch.states.within(first, end),
     )

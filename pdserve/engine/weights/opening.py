@@ -69,10 +69,10 @@ class SomeRows:
         """Return the part of the stored tensor, whole heads, and which rows of it are meant."""
         rows, *columns = (part if isinstance(part, tuple) else (part,)) or (slice(None),)
         own, order = range(*rows.indices(self.shape[0])), self.place.head_order or (0,)
-        size = len(order)
-        first, end = own.start // size * size, -(-own.stop // size) * size
+        size, there = self.place.strides
+        first, end = own.start // size * there, -(-own.stop // size) * there
         start = self.place.first_row
-        meant = [row // size * size + order[row % size] - first for row in own]
+        meant = [row // size * there + order[row % size] - first for row in own]
         return (slice(start + first, start + end), *columns), meant
 
 
@@ -122,6 +122,8 @@ def _stored_shapes(expected: Shapes, places: Mapping[str, TensorRows]) -> Shapes
         place = places[name]
         if place.is_transposed:
             num_rows, *columns = *columns, num_rows
+        size, there = place.strides
+        num_rows = num_rows // size * there
         before = shapes.get(place.name, (0,))[0]
         shapes[place.name] = (max(before, place.first_row + num_rows), *columns)
     return shapes

@@ -80,6 +80,10 @@ def make_tier_blocks(
             "tier_memory is for evicted prefixes, and without prefix_cache there are none: leave "
             "one of the two options out"
         )
+    if model.layout.state_bytes:
+        raise ConfigError(
+            "tier_memory is for prefixes, of which a model with states keeps none: leave it out"
+        )
     num_blocks = budget_bytes // sum(sizes)
     if num_blocks == 0:
         raise ConfigError(

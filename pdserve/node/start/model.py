@@ -49,6 +49,7 @@ from pdserve.node.start.prefetch import weights_folder
 from pdserve.node.start.sizing import Sizes, cpu_kv_bytes, sizes_of
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import AttentionName, EngineConfig, NodeConfig
+from pdserve.settings.speculation import draft_model
 from pdserve.settings.values import parse_bytes
 from pdserve.shared.errors import ConfigError
 
@@ -175,6 +176,9 @@ def plan_model(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMode
     sizes = sizes_of(engine, model, "cpu" if device.type == "cpu" else "cuda")
     layout, max_model_len = sizes.layout, sizes.max_model_len
     share = _share(engine, model, device)
+    if model.recurrent is not None:
+        by_role = precision_of(config.engine, role, sizes.activations) is not None
+        _check_states(device, share, draft_model(config.speculation), by_role=by_role)
     budget_bytes = _kv_budget(engine, device, model, sizes, share)
     if device.type != "cpu":  # the largest part decides: heads may be replicated, stages uneven
         parts = layout.parts(share.parallelism.tensor, share.parallelism.pipeline)
@@ -248,6 +252,22 @@ def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> Ho
         check_devices(device, share.num_ranks, torch.cuda.device_count())
     check_ranks(model, parallelism)
     return share
+
+
+def _check_states(device: torch.device, share: HostShare, draft: str, *, by_role: bool) -> None:
+    """Raises ConfigError: something asked for is not there for models with states."""
+    asked = [
+        "device" * (device.type != "cpu"),
+        "tensor_parallel, pipeline_parallel and rank_hosts" * (not share.is_alone),
+        "speculation.model" * bool(draft),
+        "what is given by role" * by_role,
+    ]
+    if any(asked):
+        raise ConfigError(
+            "the model has layers with a state (linear attention), which nodes compute on CPUs, "
+            "each alone and all alike, without drafts: leave out "
+            + ", ".join(filter(None, asked))
+        )
 
 
 def check_host_stages(share: HostShare) -> None:

@@ -100,6 +100,8 @@ class Node:
             needed = self.kv_cache.layout.blocks_for(request.num_computed_tokens + row.num_tokens)
             while len(request.block_table) < needed:
                 request.block_table.append(self.free.pop())
+            while len(request.state_blocks) < self.kv_cache.layout.state_blocks:
+                request.state_blocks.append(self.free.pop())
         sampled = self.runner.execute(rows)
         for row, token in zip(rows, sampled, strict=True):
             row.request.num_computed_tokens += row.num_tokens
@@ -132,6 +134,9 @@ class Node:
             CPU,
         )
         every_row = replace(batch, sampled_rows=torch.arange(len(token_ids)))
+        if num_states := self.kv_cache.layout.state_blocks:
+            table = torch.tensor([[self.free.pop() for _ in range(num_states)]], dtype=torch.int32)
+            every_row = replace(every_row, state_tables=table)
         with torch.inference_mode():
             logits = self.model.logits(every_row, self.kv_cache.pool)
         assert logits is not None
