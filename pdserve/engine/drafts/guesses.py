@@ -29,8 +29,10 @@ class Shares:
 
     def of(self, sureness: int) -> float:
         """The share of right drafts for which so many tokens spoke."""
-        kind = _kind(sureness)
-        before = _FIRST[kind] if self._before is None else self._before.of(sureness)
+        return self._of(_kind(sureness))
+
+    def _of(self, kind: int) -> float:
+        before = _FIRST[kind] if self._before is None else self._before._of(kind)
         return (self._right[kind] + _TRUST * before) / (self._tried[kind] + _TRUST)
 
     def add(self, sureness: int, tried: int, right: int) -> None:
@@ -72,6 +74,7 @@ class Best(NamedTuple):
 
     tokens: Sequence[int]
     likely: float  # that one of them is right, if those before it are
+    right: float  # how many are expected to be
     mask_s: float  # time of the mask that each of them needs
 
 
@@ -124,11 +127,11 @@ class Guesses:
 
     def taken(self, request: Request) -> Best | None:
         """Take the best of what was found; the next proposals are of another step."""
-        best, self._best, self._most_right = self._best, None, 0.0
+        best, right, self._best, self._most_right = self._best, self._most_right, None, 0.0
         if best is None:
             return None
         mask_s = 0.0 if self._masks is None else self._masks.mask_s(request)
-        return Best(*best, mask_s)
+        return Best(*best, right, mask_s)
 
     def untried(self) -> None:
         """Note that the last proposal was not worth a try."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heapreplace
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from pdserve.engine.drafts.grammars import DraftMasks, ForcedTokens
@@ -27,6 +28,7 @@ MOST_OF_STREAM: Final = 16  # drafts; more are hardly ever right
 MOST_OF_STEP: Final = 128  # to be considered
 _WORTH: Final = 1.03  # times as many tokens a second as without drafts, or there are none
 _GIVEN_UP: Final = 0.9  # of the best rate: further drafts are less likely still
+_NUM_TOKENS: Final = itemgetter(1)  # of a row
 _SHARED: Final = 1.2  # times as long a step may take for drafts of others than all its streams
 
 
@@ -36,6 +38,7 @@ class Proposal(NamedTuple):
     request: Request
     tokens: Sequence[int]
     likely: float  # that one of them is right, if those before it are
+    right: float  # how many are expected to be
     mask_s: float  # time of the mask that each of them needs
     chance: float = 1.0  # that what is before them is right
 
@@ -85,11 +88,13 @@ class Speculation:
 
         Only steps of decodes get any: others are as long as their prompts already.
         """
-        shape = shape_of(rows)
-        if not shape.is_decode:
+        if max(map(_NUM_TOKENS, rows), default=2) > 1:
             return rows
         proposals = self._proposals(rows)
-        return self._with_drafts(rows, shape, proposals) if proposals else rows
+        if not proposals or not _may_gain(rows, proposals):
+            return rows
+        shape = shape_of(rows)
+        return self._with_drafts(rows, shape, proposals) if shape.is_decode else rows
 
     def awaits(self, rows: Sequence[Scheduled], gap_s: float) -> bool:
         """Whether the step behind one that runs is worth being planned with its tokens.
@@ -102,11 +107,11 @@ class Speculation:
             gap_s: for how long the device waits then.
         """
         behind = [
-            one._replace(tokens=one.tokens[1:], chance=one.likely)
+            one._replace(tokens=one.tokens[1:], right=one.right - one.likely, chance=one.likely)
             for one in self._proposals(rows)
             if len(one.tokens) > 1
         ]
-        if not behind:
+        if not behind or not _may_gain(rows, behind):
             return False
         if any(self._worth(rows, shape_of(rows), behind, gap_s)):
             return True
@@ -117,17 +122,23 @@ class Speculation:
 
     def _proposals(self, rows: Sequence[Scheduled]) -> list[Proposal]:
         """Return the best of each stream's drafts, where there are any."""
-        for request in [row.request for row in rows if row.request.guesses is None]:
-            request.guesses = Guesses(request, self._sources, self.counts, self._masks)
         proposals: list[Proposal] = []
         for request, _ in rows:  # as long as nothing is found, no function of Python's is called
-            # Each draft is followed by a token, so the last one that is allowed is none.
-            most = request.sampling.max_tokens - len(request.output_token_ids) - 1
-            if most <= 0 or request.leg_token_limit is not None or request.guesses is None:
+            num_output, guesses = len(request.output_token_ids), request.guesses
+            if not num_output:
                 continue
-            guesses, is_found = request.guesses, False
+            if guesses is None:
+                guesses = Guesses(request, self._sources, self.counts, self._masks)
+                request.guesses = guesses
+            # Each draft is followed by a token, so the last one that is allowed is none.
+            most = request.sampling.max_tokens - num_output - 1
+            if most <= 0 or request.leg_token_limit is not None:
+                continue
+            if most > MOST_OF_STREAM:
+                most = MOST_OF_STREAM
+            is_found = False
             for asked in guesses.asked:
-                tokens, sureness = asked.propose(request, min(most, MOST_OF_STREAM))
+                tokens, sureness = asked.propose(request, most)
                 if tokens:
                     guesses.found(request, asked, tokens, sureness)
                     is_found = True
@@ -140,7 +151,7 @@ class Speculation:
     ) -> list[Scheduled]:
         taken = self._worth(rows, shape, proposals)
         num_spare = self._pool.num_free - len(rows)  # each stream may need a block of its own
-        for (request, tokens, _, mask_s, _), num_taken in zip(proposals, taken, strict=True):
+        for (request, tokens, _, _, mask_s, _), num_taken in zip(proposals, taken, strict=True):
             assert request.guesses is not None, "it has proposed something"
             if not num_taken:  # as of all streams, under load: no further call is made
                 request.guesses.untried()
@@ -227,6 +238,16 @@ class Speculation:
         if missing <= max(0, num_spare):
             return num_drafts, max(0, missing)
         return min(num_drafts, pool.tokens_in(len(table)) - request.num_tokens), 0
+
+
+def _may_gain(rows: Sequence[Scheduled], proposals: Sequence[Proposal]) -> bool:
+    """Whether drafts could be worth it if they took no time; else note that none was tried."""
+    if sum([one.right for one in proposals]) >= (_WORTH - 1) * len(rows):
+        return True
+    for one in proposals:
+        if one.request.guesses is not None:
+            one.request.guesses.untried()
+    return False
 
 
 def _larger(shape: StepShape, number: int) -> StepShape:

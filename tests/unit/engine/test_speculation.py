@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from math import inf
+from types import FrameType
 
 import pytest
 
@@ -183,6 +185,34 @@ def test_who_has_drafts_pays_for_the_time_that_they_add() -> None:
     assert repeats.draft
     expected = {one: 0.01 * len(one.draft) for one in (repeats, twice) if one.draft}
     assert charged == pytest.approx(expected)
+
+
+def calls_of(core: EngineCore, rows: list[Scheduled]) -> int:
+    """Functions of Python that are called to give these rows drafts."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    core.speculate(rows)
+    sys.setprofile(None)
+    return calls
+
+
+def test_text_that_cannot_be_guessed_costs_next_to_nothing() -> None:
+    """Of 64 streams, where none says what was said before, or one may."""
+    core = core_of(num_blocks=1000)
+    streams = [adopted(core, list(range(100 + n, 120 + n)), [50]) for n in range(0, 64 * 20, 20)]
+    rows = [Scheduled(request, 1) for request in streams]
+    core.speculate(rows)
+    assert calls_of(core, rows) <= 2
+    adopted(core, REPEATED[:7], [3])
+    rows.append(Scheduled(core.queues.running[-1], 1))
+    core.speculate(rows)
+    assert calls_of(core, rows) < 20
+    assert not any(request.draft for request in core.queues.running), "one token of 65 is no gain"
 
 
 def test_who_guesses_wrong_is_asked_less_and_less() -> None:
