@@ -43,7 +43,7 @@ from coordinator.stateful.storage.store import STORE
 from coordinator.status import kv_used
 from coordinator.tenants import Readers, Tenants
 from coordinator.ticks import ticking
-from coordinator.tracing.otlp import make_tracing
+from coordinator.tracing import make_tracing
 from pdserve.metrics import CoordinatorMetrics, pieces_of_all
 from pdserve.model_files.gguf.model import forget_files
 from pdserve.protocol import Welcome

@@ -21,8 +21,6 @@ from coordinator.tracing.call_span import CallSpan, begun
 from coordinator.tracing.spans import Attributes, Span, of_call, of_journey
 from pdserve.settings.tracing import TracingConfig
 from pdserve.shared.clock import Clock
-from pdserve.shared.errors import ConfigError
-from pdserve.shared.hints.extras import how_to_install
 
 with suppress(ImportError):  # the extra; `make_tracing` says so if it is needed
     from opentelemetry.sdk.resources import Resource
@@ -36,23 +34,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
 
 _SEND_S: Final = 5.0  # until a collector has to have taken what is sent
-
-
-def make_tracing(config: TracingConfig, model: str, clock: Clock) -> OtlpTracing | None:
-    """Return what records calls; None: there is no collector.
-
-    Raises:
-        ConfigError: a collector is given, but the extra `otel` is not installed.
-    """
-    if not config.otlp_endpoint:
-        return None
-    try:
-        import opentelemetry.sdk.trace  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"tracing.otlp_endpoint needs an extra: {how_to_install('otel')} ({error})"
-        ) from error
-    return OtlpTracing(config, model, clock)
 
 
 class OtlpTracing:

@@ -32,7 +32,7 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(*positional, **{"allow_abbrev": False, **options})
         self.no_flags: dict[str, Setting] = {}  # what would be the flag |-> a setting that is none
         self.commands: dict[str, FlagParser] = {}  # of this one: the first word chooses
-        self.elsewhere: dict[str, list[str]] = {}  # flag |-> the commands that have it
+        self.whole: Callable[[], FlagParser] = lambda: self  # all commands, of which this is one
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; a command or a flag that does not exist is refused with what is right instead.
@@ -57,15 +57,6 @@ class FlagParser(argparse.ArgumentParser):
         actions = self._option_string_actions.items()
         return [flag for flag, action in actions if action.help != argparse.SUPPRESS]
 
-    def share_flags(self) -> None:
-        """Tell every command which others have which flags."""
-        elsewhere: dict[str, list[str]] = {}
-        for parser in self.commands.values():
-            for flag in parser.flags:
-                elsewhere.setdefault(flag, []).append(parser.prog)
-        for parser in self.commands.values():
-            parser.elsewhere = elsewhere
-
     def _refusal(self, unknown: list[str]) -> str:
         """Why these words are not understood, and what to write instead."""
         flag = next((word for word in unknown if word.startswith("-")), "")
@@ -77,7 +68,8 @@ class FlagParser(argparse.ArgumentParser):
         if not value:
             after = unknown[unknown.index(flag) + 1 :][:1]
             value = next((word for word in after if not word.startswith("-")), "VALUE")
-        owners = " and ".join(self.elsewhere.get(option, []))
+        commands = self.whole().commands.values()
+        owners = " and ".join(parser.prog for parser in commands if option in parser.flags)
         if setting := self.no_flags.get(option.replace("--no-", "--", 1)):
             value = "false" if setting.option != option else value
             told = f"is a flag of {owners}, but not here" if owners else "is no flag"

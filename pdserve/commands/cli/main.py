@@ -8,10 +8,9 @@ import os
 import select
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pdserve
-from pdserve.commands.cli.bench import add_benches
 from pdserve.commands.cli.command_flags import (
     CONFIGS,
     add_batch_flags,
@@ -28,13 +27,8 @@ from pdserve.commands.cli.command_flags import (
     add_url_flag,
     add_usage_flags,
 )
-from pdserve.commands.cli.demo_config import DemoConfig
-from pdserve.commands.cli.kv_config import KvConfig
 from pdserve.commands.cli.log import log_to
 from pdserve.commands.cluster.config import ClusterConfig
-from pdserve.commands.simulation.calibrate.config import CalibrateConfig
-from pdserve.commands.simulation.plan.config import PlanConfig
-from pdserve.commands.simulation.simulate.config import SimulateConfig
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.flags import FlagParser, add_flags, config_from
@@ -48,6 +42,8 @@ from pdserve.shared.process.signals import hear_ctrl_c
 
 if TYPE_CHECKING:
     from pdserve.commands.cluster.coordinator_http import Trust
+
+SERVING: Final = ("up", "coordinator", "prefill", "decode", "rank")
 
 Command = Callable[[argparse.Namespace], int]
 C = TypeVar("C", bound=ConfigStruct)
@@ -90,7 +86,9 @@ def _reader_has_left() -> bool:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    parser = serving_parser() if words and words[0] in SERVING else build_parser()
+    arguments = parser.parse_args(words)
     command: Command = arguments.command
     try:
         return command(arguments)
@@ -100,25 +98,28 @@ def _run(argv: Sequence[str] | None) -> int:
         return exit_code_of(error)
 
 
+def serving_parser() -> FlagParser:
+    """The commands that serve: they start sooner without what others would load."""
+    parser = FlagParser(prog="pdserve", description=pdserve.__doc__)
+    _add_serving(_adder(parser))
+    for added in parser.commands.values():
+        added.whole = build_parser  # to say whose a flag is that is not theirs
+    return parser
+
+
 def build_parser() -> FlagParser:
     """All commands and their flags."""
+    from pdserve.commands.cli.bench import add_benches
+    from pdserve.commands.cli.demo_config import DemoConfig
+    from pdserve.commands.cli.kv_config import KvConfig
+    from pdserve.commands.simulation.calibrate.config import CalibrateConfig
+    from pdserve.commands.simulation.plan.config import PlanConfig
+    from pdserve.commands.simulation.simulate.config import SimulateConfig
+
     parser = FlagParser(prog="pdserve", description=pdserve.__doc__)
     parser.add_argument("--version", action="version", version=f"pdserve {pdserve.__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=FlagParser)
-
-    def add(name: str, text: str, command: Command) -> FlagParser:
-        added = commands.add_parser(name, help=text, description=f"pdserve {name}: {text}")
-        parser.commands[name] = added
-        added.set_defaults(command=command, name=name)
-        return added
-
-    add_flags(add("up", "run a cluster on this machine until Ctrl-C", _up), ClusterConfig)
-    add_process_flags(add("coordinator", "run one coordinator", _coordinator), CoordinatorConfig)
-    add_process_flags(add("prefill", "run one prefill node", _prefill), NodeConfig)
-    add_process_flags(add("decode", "run one decode node", _decode), NodeConfig)
-    add_process_flags(
-        add("rank", "run a further host of a node that has several", _rank), RankHostConfig
-    )
+    add = _adder(parser)
+    _add_serving(add)
     add_config_commands(
         add("config", "show the settings of a command, and where each comes from", _config)
     )
@@ -154,12 +155,36 @@ def build_parser() -> FlagParser:
     )
     add_flags(add("plan", "find the cheapest cluster for a load, by simulation", _plan), PlanConfig)
     add_flags(add("kv", "compute how many requests fit on given devices", _kv), KvConfig)
-    bench = parser.commands["bench"] = commands.add_parser("bench", help="run a benchmark")
-    add_benches(bench)
+    add_benches(add("bench", "run a benchmark"))
     demo = add("demo", "start a cluster, ask the demo model some questions, stop it again", _demo)
     add_flags(demo, DemoConfig)
-    parser.share_flags()
+    for added in parser.commands.values():
+        added.whole = lambda: parser
     return parser
+
+
+def _adder(parser: FlagParser) -> Callable[..., FlagParser]:
+    """Return what adds a command by its name, what it does, and its function, if it is one."""
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=FlagParser)
+
+    def add(name: str, text: str, command: Command | None = None) -> FlagParser:
+        added = commands.add_parser(name, help=text, description=f"pdserve {name}: {text}")
+        parser.commands[name] = added
+        if command is not None:
+            added.set_defaults(command=command, name=name)
+        return added
+
+    return add
+
+
+def _add_serving(add: Callable[..., FlagParser]) -> None:
+    add_flags(add("up", "run a cluster on this machine until Ctrl-C", _up), ClusterConfig)
+    add_process_flags(add("coordinator", "run one coordinator", _coordinator), CoordinatorConfig)
+    add_process_flags(add("prefill", "run one prefill node", _prefill), NodeConfig)
+    add_process_flags(add("decode", "run one decode node", _decode), NodeConfig)
+    add_process_flags(
+        add("rank", "run a further host of a node that has several", _rank), RankHostConfig
+    )
 
 
 # ---- commands; each imports only what it needs --------------------------------------------------
@@ -319,6 +344,8 @@ def _batch(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
+    from pdserve.commands.simulation.calibrate.config import CalibrateConfig
+
     config = config_from(CalibrateConfig, arguments)
     from pdserve.commands.cli.conditions import conditions
     from pdserve.commands.simulation.calibrate import run as calibrate
@@ -327,6 +354,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
+    from pdserve.commands.simulation.simulate.config import SimulateConfig
+
     config = config_from(SimulateConfig, arguments)
     from pdserve.commands.cli.conditions import conditions
     from pdserve.commands.simulation.simulate import run as simulate
@@ -335,6 +364,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from pdserve.commands.simulation.plan.config import PlanConfig
+
     config = config_from(PlanConfig, arguments)
     from pdserve.commands.cli.conditions import conditions
     from pdserve.commands.simulation.plan import run as plan
@@ -343,6 +374,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _kv(arguments: argparse.Namespace) -> int:
+    from pdserve.commands.cli.kv_config import KvConfig
+
     config = config_from(KvConfig, arguments)
     from pdserve.commands.cli import kv
     from pdserve.commands.cli.conditions import conditions
@@ -352,5 +385,6 @@ def _kv(arguments: argparse.Namespace) -> int:
 
 def _demo(arguments: argparse.Namespace) -> int:
     from pdserve.commands.cli import demo
+    from pdserve.commands.cli.demo_config import DemoConfig
 
     return demo.run(config_from(DemoConfig, arguments))

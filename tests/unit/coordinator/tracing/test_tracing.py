@@ -11,9 +11,10 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace
 
 from coordinator.api.observer import RequestSummary
 from coordinator.requests.journey import Journey
+from coordinator.tracing import make_tracing
 from coordinator.tracing.call_histograms import BUCKETS, CallHistograms
 from coordinator.tracing.call_span import CallSpan, begun
-from coordinator.tracing.otlp import OtlpTracing, make_tracing
+from coordinator.tracing.otlp import OtlpTracing
 from coordinator.tracing.spans import of_call, operation_of
 from pdserve.protocol import PhaseTimes, Slo
 from pdserve.settings.tracing import TracingConfig
