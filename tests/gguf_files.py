@@ -8,6 +8,7 @@ What is not encoded by that package (K-quants) has random codes, and scales that
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,14 @@ _ARCHITECTURES = {
     "smollm3": "smollm3",
     "glm4": "glm4",
     "cohere2": "cohere2",
+    "gpt_oss": "gpt-oss",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
 }
 # Where a block of a K-quant has its scales, which are float16.
 _SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 _SCALES |= {"IQ4_NL": (0,), "IQ4_XS": (0,)}
+_STACK = re.compile(r"(.+)\.experts\.(gate_up|down)_proj(_bias)?")
 
 Values = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -80,7 +83,7 @@ def as_gguf(
     held: dict[str, torch.Tensor] = {}
     for name, (values, parts) in _tensors(architecture, checkpoint).items():
         heads = _permuted_heads(config, architecture, name)
-        is_matrix = values.ndim > 1 and "ffn_gate_inp" not in name
+        is_matrix = values.ndim > 1 and "ffn_gate_inp" not in name and name[-4:] != "bias"
         kind = type_of(name) if is_matrix else "F32"
         offset = 1 if architecture.startswith("gemma") and "norm" in name else 0
         data, decoded = _encoded(kind, _permuted(values + offset, heads))
@@ -105,7 +108,7 @@ def as_gguf(
 
 def _tensors(architecture: str, checkpoint: Path) -> dict[str, tuple[Values, list[str]]]:
     """Name in GGUF |-> values, and the names of its parts, which are experts if several."""
-    stored = load_file(checkpoint / "model.safetensors")
+    stored = _each_expert(load_file(checkpoint / "model.safetensors"))
     parts: dict[str, list[tuple[int, str]]] = {}
     for name in stored:
         place = place_of(name, architecture)
@@ -115,6 +118,22 @@ def _tensors(architecture: str, checkpoint: Path) -> dict[str, tuple[Values, lis
         names = [part for _, part in sorted(numbered)]
         values = [stored[part].float().numpy() for part in names]
         made[name] = (np.stack(values) if len(values) > 1 else values[0], names)
+    return made
+
+
+def _each_expert(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of gpt-oss, whose experts are stacks: [experts, inputs, outputs], gates and ups in turns."""
+    made: dict[str, torch.Tensor] = {}
+    for name, values in stored.items():
+        if (match := _STACK.fullmatch(name)) is None:
+            made[name] = values
+            continue
+        block, which, kind = match[1], match[2], "bias" if match[3] else "weight"
+        fused = {"gate": slice(0, None, 2), "up": slice(1, None, 2)}
+        parts = fused if which == "gate_up" else {which: slice(None)}
+        for number, own in enumerate(values if match[3] else values.mT):
+            for part, rows in parts.items():
+                made[f"{block}.experts.{number}.{part}_proj.{kind}"] = own[rows].contiguous()
     return made
 
 
@@ -198,6 +217,11 @@ def _write_own(writer: Any, config: dict[str, Any], rope: dict[str, Any], head_d
             writer.add_embedding_scale(config["embedding_multiplier"])
             writer.add_residual_scale(config["residual_multiplier"])
             writer.add_logit_scale(config["logits_scaling"])
+        case "gpt_oss":
+            writer.add_sliding_window(config["sliding_window"])
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(rope["factor"])
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         case "cohere2":
             writer.add_logit_scale(config["logit_scale"])
             writer.add_sliding_window(config["sliding_window"])
@@ -207,6 +231,8 @@ def _write_own(writer: Any, config: dict[str, Any], rope: dict[str, Any], head_d
             kinds = config["layer_types"]
             writer.add_sliding_window(config["sliding_window"])
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+            own = config["rope_parameters"]["sliding_attention"]
+            writer.add_float32("olmo2.rope.freq_base_swa", own["rope_theta"])
         case "qwen2_moe":
             width = config["shared_expert_intermediate_size"]
             writer.add_expert_shared_feed_forward_length(width)

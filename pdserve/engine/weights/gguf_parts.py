@@ -40,7 +40,8 @@ class GgufPart:
         kind = self.tensor.type
         if len(self.shape) == 1:  # is one row in the file
             own = self._stored_rows(rows)
-            blocks = kind.blocks(self.tensor.data, self.shape[0], range(1), own)
+            line = range(self.first_row, self.first_row + 1)
+            blocks = kind.blocks(self.tensor.data, self.shape[0], line, own)
             return self._in_order(kind.decode_rows(blocks, own).T, rows)
         return kind.decode_rows(self._blocks(rows, columns), columns)
 
@@ -113,7 +114,11 @@ def _find(model: GgufModel, place: Place) -> GgufPart | None:
         if tensor is None and fused in tensors:
             tensor, first, count = tensors[fused], half, 2
             break
-    if tensor is None or len(tensor.shape) != 3 or place.expert >= tensor.shape[0]:
+    if tensor is None or place.expert >= tensor.shape[0]:
+        return None
+    if len(tensor.shape) == 2 and count == 1:  # biases
+        return GgufPart(tensor, tensor.shape[1:], place.expert)
+    if len(tensor.shape) != 3:
         return None
     _, rows, columns = tensor.shape
     own = rows // count

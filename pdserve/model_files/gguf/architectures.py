@@ -21,6 +21,7 @@ class Architecture:
     reads: frozenset[str] = frozenset()  # keys of few architectures, and of this one
     own: Callable[[GgufFields], dict[str, Any]] = _nothing  # fields of config.json
     permutes_heads: bool = False  # rows of q and k: [2, half] is stored as [half, 2]
+    truncates_yarn: bool = True  # the bounds of its ramp are whole dimensions
 
 
 def _llama(fields: GgufFields) -> str:
@@ -95,6 +96,15 @@ def _granite(fields: GgufFields) -> dict[str, Any]:
 
 
 def _olmo2(fields: GgufFields) -> dict[str, Any]:
+    """Of OLMo 3 too, whose layers with a window may have a base of their own."""
+    config = {}
+    if "rope.freq_base_swa" in fields:
+        config["rope_local_base_freq"] = fields.number("rope.freq_base_swa")
+    pattern = fields.raw("attention.sliding_window_pattern")
+    return config if pattern is None else config | _windows(fields, pattern)
+
+
+def _gpt_oss(fields: GgufFields) -> dict[str, Any]:
     pattern = fields.raw("attention.sliding_window_pattern")
     return {} if pattern is None else _windows(fields, pattern)
 
@@ -118,6 +128,14 @@ def _qwen2_moe(fields: GgufFields) -> dict[str, Any]:
     }
 
 
+# Of models of the same converter that have Mamba layers and experts; dense ones have the keys, too.
+_OF_GRANITE_4: Final = frozenset(
+    {
+        "expert_shared_feed_forward_length",
+        *(f"ssm.{part}" for part in ("conv_kernel", "state_size", "group_count", "inner_size")),
+        "ssm.time_step_rank",
+    }
+)
 _OF_GEMMA: Final = frozenset({"final_logit_softcapping", "attention.sliding_window_pattern"})
 ARCHITECTURES: Final[dict[str, Architecture]] = {
     "llama": Architecture(_llama, permutes_heads=True),  # Mistral and Mixtral too
@@ -134,11 +152,20 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     ),
     "granite": Architecture(
         lambda _: "GraniteForCausalLM",
-        frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
+        frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"})
+        | _OF_GRANITE_4,
         _granite,
         permutes_heads=True,
     ),
-    "olmo2": Architecture(_olmo, frozenset({"attention.sliding_window_pattern"}), _olmo2),
+    "olmo2": Architecture(
+        _olmo, frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"}), _olmo2
+    ),
+    "gpt-oss": Architecture(
+        lambda _: "GptOssForCausalLM",
+        frozenset({"attention.sliding_window_pattern"}),
+        _gpt_oss,
+        truncates_yarn=False,
+    ),
     # Which layers do not rotate is not in the file.
     "smollm3": Architecture(lambda _: "SmolLM3ForCausalLM", permutes_heads=True),
     "glm4": Architecture(lambda _: "Glm4ForCausalLM"),

@@ -187,6 +187,8 @@ def _rope(fields: GgufFields, model: GgufModel, head_dim: int) -> dict[str, Any]
         for ours in ("beta_fast", "beta_slow"):
             if (key := f"yarn_{ours}") in scaling:
                 parameters[ours] = scaling.number(key)
+        if not ARCHITECTURES[architecture_of(model)].truncates_yarn:
+            parameters["truncate"] = False
     if num_dims != head_dim:
         # Half a dimension more, so that rounding down gives their number.
         parameters["partial_rotary_factor"] = (num_dims + 0.5) / head_dim

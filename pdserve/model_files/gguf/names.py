@@ -44,6 +44,7 @@ _OF_LAYERS: Final = {
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
 }
 # Where an architecture calls something else by a name of the others.
 _SANDWICHED: Final = {
@@ -55,7 +56,9 @@ _GLM_4: Final = {
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
 }
+_GPT_OSS: Final = {"post_attention_layernorm": "post_attention_norm"}
 _OF_ARCHITECTURES: Final = {
+    "gpt-oss": _GPT_OSS,
     "gemma2": _SANDWICHED,
     "gemma3": _SANDWICHED,
     "olmo2": _SANDWICHED,
@@ -96,6 +99,8 @@ def place_of(name: str, architecture: str = "llama") -> Place:
     if not stem.startswith("model.layers."):
         return Place(f"{_ENDS[stem]}.{kind}")
     number, _, part = stem.removeprefix("model.layers.").partition(".")
+    if kind == "sinks":  # has no module of its own
+        return Place(f"blk.{number}.attn_sinks.weight")
     if (expert := _EXPERT.fullmatch(part)) is not None:
         return Place(f"blk.{number}.{_OF_EXPERTS[expert[2]]}_exps.{kind}", int(expert[1]))
     parts = _OF_LAYERS | _OF_ARCHITECTURES.get(architecture, {})

@@ -93,6 +93,7 @@ WORDS: Final[dict[str, Words]] = {
     "qwen2": _OF_QWEN2,
     "deepseek-r1-qwen": _OF_QWEN2,
     "megrez": _OF_QWEN2,
+    "kormo": _OF_QWEN2,
     "hunyuan": Words((_plain(_DIGIT),)),
     "grok-2": Words((_plain(_DIGIT),)),
     "stablelm2": Words((_plain(_DIGIT),)),
@@ -101,6 +102,11 @@ WORDS: Final[dict[str, Words]] = {
     "gpt-4o": _OF_GPT4O,
     "llama4": _OF_GPT4O,
     "kanana2": _OF_GPT4O,
+    "tiny_aya": Words((r"\d{1,3}(?=(?:\d{3})*\b)", *_OF_GPT4O.expressions)),
+    "minicpm5": Words((r"\p{N}{1,3}", _plain(r"\p{N}+")), keeps_whole=True),
+    "seed-coder": Words(
+        (rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{_DIGIT}| ?[^\s\p{{L}}\p{{N}}]+|{_LINES}",)
+    ),
     "gpt-2": _OF_GPT2,
     "phi-2": _OF_GPT2,
     "gigachat": _OF_GPT2,

@@ -51,7 +51,15 @@ def by(expression: str) -> pre_tokenizers.PreTokenizer:
 
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 OF_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+GPT4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m"
+    r"|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t"
+    r"|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SEED = LLAMA3.replace("{1,3}", "{1}").replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
 FAST = {
+    "tiny_aya": (None, split(by(r"\d{1,3}(?=(?:\d{3})*\b)"), by(GPT4O), BYTES)),
+    "seed-coder": (None, split(by(SEED), BYTES)),
     "llama-bpe": (None, split(by(LLAMA3), BYTES)),
     "qwen2": (normalizers.NFC(), split(by(LLAMA3.replace("{1,3}", "")), BYTES)),
     "gpt-2": (None, OF_GPT2),

@@ -51,7 +51,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite": ("granite", {**WIDE, "attention_bias": True}),
     "olmo2": ("olmo2", WIDE),
-    "olmo3": ("olmo3", {**WIDE, "num_hidden_layers": 2}),
+    "gpt_oss": ("gpt_oss", {**WIDE, "num_hidden_layers": 2}),
+    "olmo3": (
+        "olmo3",
+        {
+            **WIDE,
+            "num_hidden_layers": 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
     # Every fourth layer does not rotate: no key says so.
     "smollm3": ("smollm3", {**WIDE, "num_hidden_layers": 4, "no_rope_layers": None}),
     "glm4": ("glm4", {**WIDE, "head_dim": 64}),
@@ -149,6 +160,26 @@ def test_rope_divisors_and_what_is_said_of_them(tmp_path: Path) -> None:
     prompt = make_prompt(300)
     logits = [Node.load(path).logits(prompt) for path in (file, folder)]
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-3)
+
+
+def test_granite_4_without_mamba_is_granite(tmp_path: Path) -> None:
+    """Though its files say how wide Mamba layers would be."""
+
+    def of_granite_4(writer: Any) -> None:
+        writer.add_expert_shared_feed_forward_length(96)
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_state_size(256)
+        writer.add_ssm_group_count(1)
+        writer.add_ssm_inner_size(128)
+        writer.add_ssm_time_step_rank(4)
+        writer.add_rope_scaling_finetuned(True)
+
+    made = make_checkpoint(tmp_path / "made", "granite", num_hidden_layers=1)
+    configs = []
+    for number, extra in enumerate((lambda writer: None, of_granite_4)):
+        as_gguf(made, tmp_path / f"{number}.gguf", lambda name: "F32", extra=extra)
+        configs.append(load_model_config(resolve_checkpoint(str(tmp_path / f"{number}.gguf"))))
+    assert configs[0] == configs[1]
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
