@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.identity import weight_header
 from pdserve.shared.errors import ModelError
+
+# Mixtral's experts, as llm-compressor names what it has taken out of transformers 5's stacks.
+_OF_EXPERT: Final = re.compile(r"(.*\.block_sparse_moe\.experts\.\d+)\.(gate|up|down)_proj\b(.*)")
+_PARTS: Final[Mapping[str, str]] = {"gate": "w1", "up": "w3", "down": "w2"}
 
 Types = Mapping[str, tuple[int, int]]  # name of a type |-> tensors, and their bytes
 
@@ -23,9 +29,22 @@ def stored_types(checkpoint: Checkpoint) -> Types:
     return {name: (counts[name], num_bytes) for name, num_bytes in sizes.most_common()}
 
 
+def model_name(name: str) -> str:
+    """What the model calls a tensor of a safetensors file, or a module."""
+    match = _OF_EXPERT.fullmatch(name)
+    return name if match is None else f"{match[1]}.{_PARTS[match[2]]}{match[3]}"
+
+
+def names_in_files(module: str) -> tuple[str, ...]:
+    """What files, and what says how they are quantised, may call a module of the model."""
+    expert, _, part = module.rpartition(".")
+    others = (f"{expert}.{kind}_proj" for kind, own in _PARTS.items() if own == part)
+    return (module, *(other for other in others if model_name(other) == module))
+
+
 def type_names(checkpoint: Checkpoint) -> Mapping[str, str]:
-    """Return name of a tensor, as files have it, |-> its type. Raises as stored_types."""
-    return {name: kind for name, kind, _ in _tensors(checkpoint)}
+    """Return name of a tensor |-> its type. Raises as stored_types."""
+    return {model_name(name): kind for name, kind, _ in _tensors(checkpoint)}
 
 
 def described(types: Types) -> str:

@@ -16,6 +16,7 @@ from pdserve.engine.weights.stored_modules import quantised_matrices
 from pdserve.engine.weights.stored_stacks import unstack
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.git_lfs import refuse_pointer
+from pdserve.model_files.stored_types import model_name
 from pdserve.shared.errors import ModelError
 
 # Tables that older exporters saved although they follow from config.json.
@@ -80,7 +81,8 @@ def _file_of_module(name: str, file_of: Mapping[str, Path]) -> Path:
 def _tensors(file: Path) -> list[tuple[str, Tensor]]:
     try:
         with safe_open(file, framework="pt", device="cpu") as tensors:
-            return [(name, tensors.get_tensor(name)) for name in tensors.offset_keys()]
+            names = tensors.offset_keys()
+            return [(model_name(name), tensors.get_tensor(name)) for name in names]
     except (SafetensorError, OSError) as error:
         refuse_pointer(file)
         raise ModelError(f"{file} is damaged or cannot be read: {error}") from error

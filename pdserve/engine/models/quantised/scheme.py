@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pdserve.model_files.stored_types import names_in_files
 from pdserve.shared.errors import ModelError
 
 
@@ -57,8 +58,9 @@ class Quantisation:
 
     def scheme_of(self, module: str) -> Scheme:
         """Raises ModelError: it is stored quantised, but no scheme is for it."""
+        names = names_in_files(module)
         for matches, scheme in self.schemes:
-            if matches(module):
+            if any(map(matches, names)):
                 return scheme
         raise ModelError(f"{self.where}: {module} is quantised, but nothing there says how")
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.forms import BFLOAT16
@@ -99,6 +100,27 @@ def test_a_gptq_head_may_have_any_number_of_tokens(
     config = gptq_config(4, 32, dynamic={"lm_head": {"bits": bits, "group_size": 16}})
     of_head = Written(config, gptq_of(bits, 16), lambda module: module == "lm_head")
     check_parts(tmp_path / "q", quantised(made, tmp_path / "q", of_head))
+
+
+def test_experts_as_llm_compressor_calls_them(tmp_path: Path) -> None:
+    """Its Mixtral has parts of new names in blocks of old ones, and its targets are these."""
+    made = make_checkpoint(tmp_path / "made", "mixtral", num_hidden_layers=1)
+    kind = FORMATS["packed"]
+    group = kind.config["config_groups"]["group_0"]
+    targets = {"targets": ["re:.*_proj$"]}
+    config = kind.config | {"config_groups": {"group_0": group | targets}}
+    plain = quantised(made, tmp_path / "q", Written(config, kind.write))
+    file = tmp_path / "q/model.safetensors"
+    renamed = {}
+    for name, tensor in load_file(file).items():
+        for old, new in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+            name = name.replace(f".{old}.", f".{new}.")
+        renamed[name] = tensor
+    save_file(renamed, file)
+    check_parts(tmp_path / "q", plain)
+    checkpoint = resolve_checkpoint(str(tmp_path / "q"))
+    kinds = stored_as(checkpoint, load_model_config(checkpoint))
+    assert kinds["model.layers.0.block_sparse_moe.experts.3.w2.weight"].endswith("4 bits by 32")
 
 
 def test_awq_without_zero_points_has_zero_points_of_8(tmp_path: Path) -> None:
