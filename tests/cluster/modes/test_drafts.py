@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +19,13 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.demo_model import CHECKPOINT_PATH, DRAFT_PATH
 from pdserve.settings.access import AccessConfig, hash_key
-from pdserve.settings.config import Mode
+from pdserve.settings.config import CheckpointConfig, Mode
 from pdserve.settings.speculation import SpeculationConfig
 from tests.adapters import make_adapter
-from tests.cluster.client import MODEL
-from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.client import MODEL, EventStream
+from tests.cluster.fleet import Fleet, SecondCoordinator, fleet_config, running
 
 TENANTS = ("ann", "bob")
 DEADLINE_S = 240.0
@@ -78,6 +79,7 @@ class Case:
     kills: str = ""
     drains: str = ""
     adapter: str = ""  # that every other request is to
+    other_model: str = ""  # the same: of nodes of its own
 
     def __str__(self) -> str:
         engine = [f"{name}={value}" for name, value in self.engine.items()]
@@ -86,11 +88,12 @@ class Case:
 
     @property
     def _faults(self) -> list[tuple[str, str]]:
-        return [("kills", self.kills), ("drains", self.drains), ("adapter", self.adapter)]
+        named = [("adapter", self.adapter), ("beside", self.other_model)]
+        return [("kills", self.kills), ("drains", self.drains), *named]
 
     @property
     def models(self) -> tuple[str, ...]:
-        return (MODEL, self.adapter) if self.adapter else (MODEL,)
+        return tuple(filter(None, (MODEL, self.adapter, self.other_model)))
 
 
 def call(number: int, models: Sequence[str] = (MODEL,)) -> tuple[str, dict[str, Any]]:
@@ -179,6 +182,8 @@ CASES = (
     Case(engine={"kv_dtype": "fp8"}, drains="decode-1"),
     Case(adapter="poems"),
     Case(adapter="poems", kills="decode-1"),
+    Case(other_model="smaller"),
+    Case(engine={"pipeline_parallel": 2, "threads": 2}),
     Case(engine={"tensor_parallel": 2}),
     Case(engine={"quantization": "int8", "tensor_parallel": 2}),
     Case("adaptive"),
@@ -207,6 +212,11 @@ async def test_answers_are_the_same(case: Case, tmp_path: Path) -> None:
             make_adapter(folder, CHECKPOINT_PATH, strength=2.0)
             served = replace(config.checkpoint, adapters=[f"{case.adapter}={folder}"])
             config = replace(config, checkpoint=served)
+        if case.other_model:
+            models = {MODEL: CHECKPOINT_PATH, case.other_model: DRAFT_PATH}
+            file = tmp_path / "models.toml"
+            file.write_text("".join(f"[models.{n}]\nsource = '{p}'\n" for n, p in models.items()))
+            config = replace(config, checkpoint=CheckpointConfig(), models=str(file))
         async with running(Fleet(config)) as fleet:
             found.append(await answers(fleet, case))
     off, on = found
@@ -217,3 +227,42 @@ async def test_answers_are_the_same(case: Case, tmp_path: Path) -> None:
         assert guessed.num_accepted <= guessed.num_tokens
     assert not any(said.num_accepted for said in off)
     assert sum(said.num_accepted for said in on) > 0
+
+
+async def test_guessed_streams_go_on_at_another_coordinator() -> None:
+    """Theirs is killed in mid-stream, with drafts in flight, and their clients come back."""
+    second = SecondCoordinator(CHECKPOINT_PATH)
+    nodes = ("prefill-0", "decode-0")
+    both = {name: [f"--coordinators={second.grpc_address}"] for name in nodes}
+    samplings: list[dict[str, Any]] = [
+        {"temperature": 0.0, "logprobs": 1},
+        {"temperature": 0.6, "seed": 5},
+        {"temperature": 0.3, "seed": 6, "presence_penalty": 0.2},
+    ]
+    asked = [
+        {"key": str(n), "prompt": TEXT * 3, "max_tokens": 300} | options
+        for n, options in enumerate(samplings)
+    ]
+    async with running(Fleet(fleet_config(CHECKPOINT_PATH), both)) as fleet:
+        async with second:
+            await second.wait_ready(nodes)
+            streams = [EventStream(second.url, **one) for one in asked]
+            kill = second.child.send_signal
+            first, *others = streams
+            await asyncio.gather(
+                first.read(9, lambda: kill(signal.SIGKILL)), *(other.read(0) for other in others)
+            )
+        second.release_ports()
+        assert not any(stream.is_done for stream in streams)
+        again = [
+            EventStream(fleet.url, last_id=stream.last_id, **one)
+            for stream, one in zip(streams, asked, strict=True)
+        ]
+        whole = [EventStream(fleet.url, **one | {"key": f"{one['key']} anew"}) for one in asked]
+        await asyncio.gather(*(stream.read(0) for stream in (*again, *whole)))
+        for begun, rest, expected in zip(streams, again, whole, strict=True):
+            assert rest.is_done
+            assert begun.token_ids + rest.token_ids == expected.token_ids
+            assert len(expected.token_ids) == 300
+        drafts = [one for node in (await fleet.status()).nodes for one in node.drafts]
+        assert sum(one.accepted for one in drafts) > 0
