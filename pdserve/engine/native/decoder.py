@@ -7,6 +7,8 @@ was split into chunks, and not on the number of threads.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,8 @@ from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
 from pdserve.protocol import Sickness
 from pdserve.shared.errors import AdapterRefused, NodeSick
+
+_LOOK_STEPS: Final = 256  # between two looks at how many rows of logits there have to be
 
 
 class NativeDecoder:
@@ -101,7 +105,8 @@ class NativeDecoder:
         )
         self._adapters: dict[str, NativeAdapter] = {}  # by digest
         self._decoders = [self._decoder]  # that have them, with those beside this one
-        self._logits = torch.empty(0, config.vocab_size)  # grows to the most rows ever sampled
+        self._logits = torch.empty(0, config.vocab_size)  # rows as `_logits_of` says
+        self._most_rows = self._num_steps = 0  # since the size of these was looked at
 
     def beside(self) -> NativeDecoder:
         """Return another one of the same weights, whose steps may run beside those of this one."""
@@ -163,10 +168,17 @@ class NativeDecoder:
         return logits
 
     def _logits_of(self, num_sampled: int) -> Tensor:
+        """Memory for these rows: for as many as the steps of late, so a profile's are let go."""
         if self._steps is not None:
             return self._steps.logits(num_sampled, self.config.vocab_size)
-        if num_sampled > len(self._logits):
-            self._logits = torch.empty(num_sampled, self.config.vocab_size)
+        self._num_steps += 1
+        self._most_rows = max(self._most_rows, num_sampled)
+        is_large = self._num_steps >= _LOOK_STEPS and self._most_rows <= len(self._logits) // 2
+        if num_sampled > len(self._logits) or is_large:
+            self._logits = self._logits.new_empty(0)  # first: a row may be a MiB
+            self._logits = torch.empty(self._most_rows, self.config.vocab_size)
+        if self._num_steps >= _LOOK_STEPS:
+            self._most_rows = self._num_steps = 0
         return self._logits[:num_sampled]
 
     def _compute(

@@ -118,6 +118,21 @@ def test_memory_grows_with_the_largest_step_and_no_more(small: SmallModel) -> No
     assert set(sizes[1:]) == {sizes[1]}
 
 
+def test_rows_of_logits_that_steps_need_no_more_are_let_go(small: SmallModel) -> None:
+    decoder, kv_cache = small.native(), small.kv_cache(8)
+    part, row_bytes = prompt(40), 4 * small.config.vocab_size
+    rows, wide = [], decoder.logits(make_batch([part]), kv_cache.pool)
+    assert wide is not None
+    expected = wide[-1].clone()
+    for _ in range(600):
+        logits = decoder.logits(make_batch([part], sampled=[39]), kv_cache.pool)
+        assert logits is not None
+        assert torch.equal(logits[0], expected)
+        rows.append(logits.untyped_storage().nbytes() // row_bytes)
+    assert (rows[0], rows[-1]) == (40, 1)
+    assert rows == sorted(rows, reverse=True)
+
+
 @pytest.mark.usefixtures("num_threads")
 def test_workers_sleep_after_a_step(decoder: NativeDecoder, small: SmallModel) -> None:
     _native.set_num_threads(3)
