@@ -124,8 +124,9 @@ class Fleet(SlotArrays):
         self.decode_ratio: Floats = self._decode_ratios.values
         self.block_size: Ints = np.ones(n, np.int64)
         self.kv_tokens: Ints = np.zeros(n, np.int64)  # capacity
-        self.kv_companions: Ints = np.zeros(n, np.int64)  # as `need.held_tokens` has them
+        self.kv_companions: Ints = np.zeros(n, np.int64)  # as need.PerRequest, as what follows
         self.kv_seen: Ints = np.zeros(n, np.int64)
+        self.kv_state: Ints = np.zeros(n, np.int64)
         self.pull_fixed_s: Floats = np.zeros(n)
         self.pull_token_s: Floats = np.zeros(n)
         self.tier_fixed_s: Floats = np.zeros(n)
@@ -237,7 +238,9 @@ class Fleet(SlotArrays):
         token_bytes = layout.token_bytes
         self.block_size[slot] = layout.block_size
         self.kv_tokens[slot] = layout.tokens_in(member.hello.num_blocks)
-        self.kv_companions[slot], self.kv_seen[slot] = layout.num_companions, layout.seen_tokens
+        each = layout.per_request
+        self.kv_companions[slot], self.kv_seen[slot] = each.num_companions, each.seen_tokens
+        self.kv_state[slot] = each.state_tokens
         pulls = [t for t in perf.transfers if t.transport != TIER] or [PULL_GUESS]
         pull = max(pulls, key=lambda costs: costs.bytes_per_s)
         tier = next((t for t in perf.transfers if t.transport == TIER), pull)

@@ -21,6 +21,7 @@ FleetView::FleetView(nb::handle tables, nb::handle nodes, nb::handle loads, nb::
       kv_tokens_(nodes.attr("kv_tokens"), "kv_tokens"),
       kv_companions_(nodes.attr("kv_companions"), "kv_companions"),
       kv_seen_(nodes.attr("kv_seen"), "kv_seen"),
+      kv_state_(nodes.attr("kv_state"), "kv_state"),
       prefill_ratio_(nodes.attr("prefill_ratio"), "prefill_ratio"),
       decode_ratio_(nodes.attr("decode_ratio"), "decode_ratio"),
       pull_fixed_s_(nodes.attr("pull_fixed_s"), "pull_fixed_s"),
@@ -57,8 +58,8 @@ void FleetView::check_tables() const {
 }
 
 void FleetView::check_slots() const {
-    for (const Ints* column : {&kv_tokens_, &kv_companions_, &kv_seen_, &others_, &others_context_,
-             &yielding_}) {
+    for (const Ints* column : {&kv_tokens_, &kv_companions_, &kv_seen_, &kv_state_, &others_,
+             &others_context_, &yielding_}) {
         column->expect_size(num_slots(), "counts by slot");
     }
     for (const Floats* column : {&prefill_ratio_, &decode_ratio_, &pull_fixed_s_, &pull_token_s_,

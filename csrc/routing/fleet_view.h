@@ -52,6 +52,7 @@ public:
             .kv_tokens = kv_tokens_[slot],
             .kv_companions = kv_companions_[slot],
             .kv_seen = kv_seen_[slot],
+            .kv_state = kv_state_[slot],
         };
     }
 
@@ -114,7 +115,7 @@ private:
     Ints num_tabulated_, token_budget_, max_batch_;
     Floats full_step_s_, sampled_s_, pair_s_, context_s_;
     // By slot.
-    Ints row_, kv_tokens_, kv_companions_, kv_seen_;
+    Ints row_, kv_tokens_, kv_companions_, kv_seen_, kv_state_;
     bool has_windows_ = false;  // whether blocks have companions anywhere; most models have none
     Floats prefill_ratio_, decode_ratio_;
     Floats pull_fixed_s_, pull_token_s_, tier_fixed_s_, tier_token_s_;

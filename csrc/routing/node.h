@@ -48,6 +48,7 @@ struct Node {
     double decode_ratio;
     int64_t kv_tokens;  // that there is room for
     int64_t kv_companions, kv_seen;  // see `held_tokens`
+    int64_t kv_state;  // tokens for which the blocks of a request's state would have room
 
     // Time of a prompt alone, in chunks of the budget.
     double prompt_s(int64_t uncached, int64_t cached) const {
@@ -80,8 +81,9 @@ struct Node {
 
     // Whether the KV of this batch fits.
     bool has_room(const Batch& batch) const {
-        return batch.context <= kv_tokens ||  // windows only make it less
-            (kv_companions != 0 && held_tokens(batch, kv_companions, kv_seen) <= kv_tokens);
+        const int64_t left = kv_tokens - batch.requests * kv_state;
+        return batch.context <= left ||  // windows only make it less
+            (kv_companions != 0 && held_tokens(batch, kv_companions, kv_seen) <= left);
     }
 
     // The most requests of this context that one step within the limit decodes; 0 if not even one.

@@ -281,23 +281,23 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
         """Blocks of a request of so many tokens, once windows have passed the others."""
         num_first = self.blocks_for(num_tokens)
         if not self.num_companions:
-            return num_first
+            return num_first + self.state_blocks
         first_seen = need.window_block(num_tokens, max(self.windows), self.block_size)
         return num_first + (num_first - first_seen) * self.num_companions
 
     @property
-    def seen_tokens(self) -> int:
-        """See `need.window_tokens`, of the widest window; 0 where windows give nothing back."""
-        return _costs(self).seen_tokens
+    def per_request(self) -> need.PerRequest:
+        """What the pool holds of a request besides the KV of its tokens, and what less."""
+        states = self.tokens_in(self.state_blocks)
+        return need.PerRequest(self.num_companions, _costs(self).seen_tokens, states)
 
     def held_tokens(self, num_tokens: float, num_requests: float = 1) -> float:
         """See `need.held_tokens`."""
-        return need.held_tokens(num_tokens, num_requests, self.num_companions, self.seen_tokens)
+        return need.held_tokens(num_tokens, num_requests, self.per_request)
 
     def tokens_of_held(self, held_tokens: float, num_requests: float = 1) -> float:
         """See `need.tokens_of_held`."""
-        companions, seen_tokens = self.num_companions, self.seen_tokens
-        return need.tokens_of_held(held_tokens, num_requests, companions, seen_tokens)
+        return need.tokens_of_held(held_tokens, num_requests, self.per_request)
 
     def blocks_in_budget(self, budget_bytes: int, max_model_len: int) -> int:
         """How many blocks fit into a memory budget.

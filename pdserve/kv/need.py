@@ -9,6 +9,8 @@ where there is one.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Return how many blocks these tokens need; the last one may be partly filled."""
@@ -44,27 +46,32 @@ def window_tokens(window: int, block_size: int) -> int:
     return (blocks_for(window - 1, block_size) + 1) * block_size
 
 
-def held_tokens(
-    num_tokens: float, num_requests: float, num_companions: int, seen_tokens: int
-) -> float:
+class PerRequest(NamedTuple):
+    """What a pool holds of a request, but for whole KV of all its tokens."""
+
+    num_companions: int = 0  # blocks that a block has until windows have passed it
+    seen_tokens: int = 0  # as `window_tokens`, of the widest window
+    state_tokens: int = 0  # for which the blocks of its state would have room
+
+
+def held_tokens(num_tokens: float, num_requests: float, each: PerRequest) -> float:
     """Return the tokens whose whole KV takes as much as these requests hold, at most.
 
     Args:
         num_tokens: of all requests together; at most, whoever has how many.
         num_requests: that they belong to.
-        num_companions: blocks that a block has until windows have passed it; 0: all KV is held.
-        seen_tokens: as `window_tokens`.
+        each: of them.
     """
-    companions = num_companions * min(num_tokens, num_requests * seen_tokens)
-    return (num_tokens + companions) / (1 + num_companions)
+    companions = each.num_companions * min(num_tokens, num_requests * each.seen_tokens)
+    of_states = num_requests * each.state_tokens
+    return (num_tokens + companions) / (1 + each.num_companions) + of_states
 
 
-def tokens_of_held(
-    held_tokens: float, num_requests: float, num_companions: int, seen_tokens: int
-) -> float:
+def tokens_of_held(held_tokens: float, num_requests: float, each: PerRequest) -> float:
     """Return how many tokens these requests have at least, given their `held_tokens`."""
-    companions = num_companions * min(held_tokens, num_requests * seen_tokens)
-    return (1 + num_companions) * held_tokens - companions
+    held = max(0.0, held_tokens - num_requests * each.state_tokens)
+    companions = each.num_companions * min(held, num_requests * each.seen_tokens)
+    return (1 + each.num_companions) * held - companions
 
 
 def block_range(begin: int, end: int, block_size: int) -> range:

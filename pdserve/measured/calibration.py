@@ -44,12 +44,19 @@ class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_bytes: _Count  # as loaded, so after quantisation
     is_latent: bool = False  # its KV is that of latent attention
     windows: tuple[int, ...] = ()  # by which the node gives KV back, as a KvLayout has them
+    state_bytes: Annotated[int, Meta(ge=0)] = 0  # likewise
 
     @property
     def layout(self) -> KvLayout:
         """The layout of this model's KV blocks."""
         sizes = self.layers, self.kv_heads, self.head_dim, self.block_size
-        return KvLayout(*sizes, self.dtype, is_latent=self.is_latent, windows=self.windows)
+        return KvLayout(
+            *sizes,
+            self.dtype,
+            is_latent=self.is_latent,
+            windows=self.windows,
+            state_bytes=self.state_bytes,
+        )
 
 
 class NodeLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

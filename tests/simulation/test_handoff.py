@@ -53,12 +53,13 @@ def test_every_decode_policy_ends_everything_with_little_memory(policy, headroom
     assert len(pair(load, tiny, tiny, config).served) == len(load)
 
 
-def test_a_pool_holds_more_streams_where_windows_give_blocks_back():
-    """Three layers of four see 64 tokens, so a stream holds about a quarter of its KV."""
+def test_a_pool_holds_as_many_streams_as_windows_and_states_leave_room_for():
+    """Three layers of four see 64 tokens, so a stream holds about a quarter; or it has a state."""
     load = calls("c", [0.0] * 12, fixed(1500), fixed(100))
     whole = replace(A100_13B, num_kv_tokens=4 * 1024, block_size=16)
     batches = []
-    for machine in (whole, replace(whole, windows=(64, 64, 64, 0))):
+    state = replace(whole, state_bytes=1000 * whole.kv_token_bytes)
+    for machine in (whole, replace(whole, windows=(64, 64, 64, 0)), state):
         events = Events()
         source = Node("prefill", NodeRole.PREFILL, A100_13B, events, POLICY)
         target = Node("decode", NodeRole.DECODE, machine, events, POLICY)
@@ -67,6 +68,7 @@ def test_a_pool_holds_more_streams_where_windows_give_blocks_back():
         batches.append(target.largest_batch)
     assert batches[0] == 2
     assert batches[1] >= 7
+    assert batches[2] == 1
 
 
 def test_kv_is_pulled_while_the_prompt_is_still_computed():

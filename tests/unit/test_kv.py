@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pdserve.kv import KvDtype, KvLayout, need
 from pdserve.kv.savings import savings, worthwhile_context
+from pdserve.shared.errors import KvBudgetTooSmall
 
 WHOLE = KvLayout(24, 8, 128, 16, KvDtype.BFLOAT16)
 RANK = WHOLE.parts(2, 2)[1]
@@ -73,8 +74,18 @@ def test_windows_hold_no_more_than_is_counted(lengths: list[int], size: int, win
     assert held <= counted + 1e-9
     assert layout.tokens_of_held(counted, len(lengths)) == pytest.approx(whole)
     alone = layout.held_tokens(num_tokens)
-    assert alone == num_tokens or alone < num_tokens / 3 + layout.seen_tokens
+    assert alone == num_tokens or alone < num_tokens / 3 + layout.per_request.seen_tokens
     assert WHOLE.held_tokens(num_tokens, 3) == WHOLE.tokens_of_held(num_tokens, 3) == num_tokens
+
+
+def test_a_state_counts_for_each_request() -> None:
+    layout = replace(WHOLE, state_bytes=2 * WHOLE.block_bytes + 1)
+    assert layout.blocks_held(33) == 3 + 3
+    assert layout.held_tokens(100, 2) == 100 + 2 * 3 * 16
+    assert layout.tokens_of_held(layout.held_tokens(100, 2), 2) == 100
+    assert layout.fingerprint("m", "main") != WHOLE.fingerprint("m", "main")
+    with pytest.raises(KvBudgetTooSmall, match="needs 4 blocks"):
+        layout.blocks_in_budget(3 * WHOLE.block_bytes, 16)
 
 
 def test_the_advice_changes_at_the_context_that_is_named() -> None:

@@ -69,6 +69,8 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
     ):
         print(f"{what:13} {num_bytes / 1e9:8.2f} GB {of_each}")
     print(f"KV            {found.token_bytes:8} bytes a token {of_each}: {found.num_tokens} tokens")
+    if found.state_bytes:
+        print(f"state         {found.state_bytes:8} bytes a request besides")
     if found.draft_kv_bytes:
         left = (found.kv_bytes - found.draft_kv_bytes) // found.token_bytes
         print(

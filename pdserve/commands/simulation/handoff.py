@@ -57,6 +57,7 @@ class RoomLine:
             if reserved is None:
                 return
             request.num_passed = num_passed
+            request.state_blocks = core.pool.allocate(core.pool.state_blocks)
             request.block_table, num_reused = reserved
             queues.claims.remove(request)
             queues.arriving.add(request)

@@ -28,6 +28,7 @@ class Machine:
     max_batch_size: int = 256
     block_size: int = 64
     windows: tuple[int, ...] = ()  # by which nodes give KV back, of each layer; (): they do not
+    state_bytes: int = 0  # of a request, besides
     true_costs: Mapping[Region, StepCosts] | None = None  # None: as the node believes
     overheads: Overheads = field(default_factory=Overheads)
     drafts_right: float = 0.0  # as `Calibration.drafts_right`
@@ -49,6 +50,7 @@ class Machine:
             max_batch_size=limits.max_batch_size,
             block_size=shape.block_size,
             windows=shape.windows,
+            state_bytes=shape.state_bytes,
             true_costs={
                 "prefill": calibration.prefill,
                 "decode": calibration.decode,
@@ -69,7 +71,13 @@ class Machine:
         layers = len(self.windows) or 1
         head_dim = max(1, self.kv_token_bytes // (2 * 2 * layers))  # K and V, two bytes each
         return KvLayout(
-            layers, 1, head_dim, self.block_size, KvDtype.BFLOAT16, windows=self.windows
+            layers,
+            1,
+            head_dim,
+            self.block_size,
+            KvDtype.BFLOAT16,
+            windows=self.windows,
+            state_bytes=self.state_bytes,
         )
 
     def new_pool(self) -> BlockPool:
@@ -81,6 +89,8 @@ class Machine:
             self.block_size,
             windows=[window for window in self.windows if window],
             companions=made_up(num_blocks, layout.num_companions),
+            prefix_cache=not layout.state_bytes,
+            state_blocks=layout.state_blocks,
         )
 
     def pulled_bytes(self, num_tokens: int, of_tokens: int) -> float:

@@ -37,6 +37,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     step_bytes: int  # activations and logits of the largest step, graphs, libraries
     kv_bytes: int  # what is left
     token_bytes: int
+    state_bytes: int  # of a request, besides: in layers without KV
     num_tokens: int
     num_paged: int  # requests of the given context, each in blocks as it needs them
     num_preallocated: int  # if each had room for the longest context from its start on
@@ -90,7 +91,7 @@ def capacity(
     parts = layout.parts(num_ranks, devices.stages)
     largest = max(parts, key=lambda part: part.block_bytes)
     num_blocks = kv_bytes // largest.block_bytes
-    num_paged = num_blocks // largest.blocks_for(context)
+    num_paged = num_blocks // (largest.blocks_for(context) + largest.state_blocks)
     return Capacity(
         weight_bytes=weights,
         step_bytes=step,
@@ -98,7 +99,8 @@ def capacity(
         token_bytes=largest.token_bytes,
         num_tokens=largest.tokens_in(num_blocks),
         num_paged=num_paged,
-        num_preallocated=num_blocks // largest.blocks_for(longest),
+        num_preallocated=num_blocks // (largest.blocks_for(longest) + largest.state_blocks),
+        state_bytes=largest.state_bytes,
         held_on_cpus=_held(model, layout, context, longest),
         kv_format=savings(largest, weights, min(worst.num_requests, num_paged), context),
     )
@@ -108,4 +110,5 @@ def _held(model: ModelConfig, layout: KvLayout, context: int, longest: int) -> f
     windows = windows_worth_it(model.sliding_windows, longest)
     giving = msgspec.structs.replace(layout, windows=windows)
     held_bytes = giving.blocks_held(context) * giving.block_bytes
-    return held_bytes / (layout.blocks_for(context) * layout.block_bytes)
+    whole = layout.blocks_for(context) + layout.state_blocks
+    return held_bytes / (whole * layout.block_bytes)

@@ -38,6 +38,7 @@ def kind_of(model: NodeModel, engine: EngineConfig) -> NodeKind:
             weight_bytes=_weight_bytes(model),
             is_latent=layout.is_latent,
             windows=layout.windows,
+            state_bytes=layout.state_bytes,
         ),
         limits=NodeLimits(
             num_blocks=model.num_whole_blocks,

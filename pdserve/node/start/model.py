@@ -265,8 +265,7 @@ def _check_states(device: torch.device, share: HostShare, draft: str, *, by_role
     if any(asked):
         raise ConfigError(
             "the model has layers with a state (linear attention), which nodes compute on CPUs, "
-            "each alone and all alike, without drafts: leave out "
-            + ", ".join(filter(None, asked))
+            "each alone and all alike, without drafts: leave out " + ", ".join(filter(None, asked))
         )
 
 

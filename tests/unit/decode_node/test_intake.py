@@ -126,8 +126,13 @@ TOKEN_ONE = TokenLogprobs(chosen=-0.5, top_ids=[7], top_logprobs=[-0.25])
 class Bench:
     """An intake over a real engine that is not running, and one scripted session."""
 
-    def __init__(self, host_id: str = HOST) -> None:
-        self.pool = BlockPool(NUM_BLOCKS, BLOCK, bump_generations=self._check_not_written)
+    def __init__(self, host_id: str = HOST, state_blocks: int = 0) -> None:
+        self.pool = BlockPool(
+            NUM_BLOCKS,
+            BLOCK,
+            bump_generations=self._check_not_written,
+            state_blocks=state_blocks,
+        )
         self.clock = ManualClock()
         policy = decode_policy(16, 8)
         self.engine = Engine(Queues(self.pool, self.clock), policy, frozenset())
@@ -182,6 +187,7 @@ class Bench:
         made_s: float = 0.0,
         written_s: float = 0.0,
         head: HeadRow | None = None,
+        state_ticket: bytes = b"",
     ) -> None:
         self.exporter.say(
             HandoffRecord(
@@ -194,6 +200,7 @@ class Bench:
                 made_s=made_s,
                 written_s=written_s,
                 head=head,
+                state_ticket=state_ticket,
             )
         )
 
@@ -253,6 +260,34 @@ async def test_a_prefix_held_here_is_not_pulled_again(bench: Bench) -> None:
     assert [from_token for _, _, from_token in bench.puller.pulled] == [0, 8]
     first, second = bench.engine.queues.running
     assert first.block_table[:2] == second.block_table[:2]
+
+
+async def test_a_state_comes_with_the_record() -> None:
+    bench = Bench(state_blocks=2)
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 10)
+    bench.record(state_ticket=make_ticket(0, 2 * BLOCK))
+    await asyncio.wait_for(taking, 1)
+    (request,) = bench.engine.queues.running
+    assert len(request.state_blocks) == 2
+    part, table, _ = bench.puller.pulled[-1]
+    assert (part[:2], table) == ((0, 2 * BLOCK), request.state_blocks)
+    check_ended(bench)
+
+
+@pytest.mark.parametrize("ticket", [b"", make_ticket(0, BLOCK)], ids=["none", "too short"])
+async def test_a_state_of_another_size_is_refused(ticket: bytes) -> None:
+    bench = Bench(state_blocks=2)
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 10)
+    bench.record(state_ticket=ticket)
+    with pytest.raises(MalformedMessage, match=r"takes 8 in blocks of 4.*engine\.block_size"):
+        await asyncio.wait_for(taking, 1)
+    check_ended(bench)
 
 
 async def test_what_the_host_tier_has_is_not_pulled(bench: Bench) -> None:

@@ -187,7 +187,7 @@ def test_kv_is_pulled_or_brought_up_while_the_prompt_is_computed(
     newcomer=st.builds(
         Newcomer, st.integers(1, 500), st.integers(1, 9000), st.sampled_from([0.0, 0.02, 0.2])
     ),
-    layout=st.sampled_from([LAYOUT, WINDOWED]),
+    layout=st.sampled_from([LAYOUT, WINDOWED, replace(LAYOUT, state_bytes=9000)]),
 )
 def test_paces_and_places_are_those_of_the_batches_to_come(
     reports: list[PerfReport],
