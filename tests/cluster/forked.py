@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 
 from pdserve.commands.cli import forked
-from pdserve.commands.cli.forked import ForkedProcess, become, run_words
+from pdserve.commands.cli.starting.forked import ForkedProcess, become, run_words
 from pdserve.commands.cluster.child import Child
 from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.commands.cluster.supervisor import OWN_COMMAND

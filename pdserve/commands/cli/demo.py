@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from pdserve.commands.cli.chat import Answer, ask
 from pdserve.commands.cli.demo_config import DemoConfig
-from pdserve.commands.cli.forked import Makes, begin_forking
-from pdserve.commands.cli.preflight import check_cluster
+from pdserve.commands.cli.starting.forked import Makes, begin_forking
+from pdserve.commands.cli.starting.preflight import check_cluster
+from pdserve.commands.cli.starting.up_screen import UpScreen
 from pdserve.commands.cli.up import Check, finishes_before, wait_ready
-from pdserve.commands.cli.up_screen import UpScreen
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.placement import count_gpus, usable_cores
 from pdserve.commands.cluster.plan import Machine

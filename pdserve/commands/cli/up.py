@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pdserve.commands.cli.forked import Makes, begin_forking
-from pdserve.commands.cli.preflight import Say, check_cluster
-from pdserve.commands.cli.up_screen import LoadingBars, UpScreen, invitation
+from pdserve.commands.cli.starting.forked import Makes, begin_forking
+from pdserve.commands.cli.starting.preflight import Say, check_cluster
+from pdserve.commands.cli.starting.up_screen import LoadingBars, UpScreen, invitation
 from pdserve.commands.cluster.autoscale import Autoscaler
 from pdserve.commands.cluster.child import Child, Exit
 from pdserve.commands.cluster.config import ClusterConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.commands.cli.forked import begin_forking
+from pdserve.commands.cli.starting.forked import begin_forking
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.settings.access import API_KEY_VARIABLE

@@ -32,8 +32,8 @@ from pdserve.commands.bench.compare.report import (
     Unloaded,
 )
 from pdserve.commands.bench.compare.runner import Candidate, Experiment
+from pdserve.commands.bench.compare.shown.verdict import Noise, Ratio, dispersion, verdicts
 from pdserve.commands.bench.compare.sweep import Sweep, SweepResult
-from pdserve.commands.bench.compare.verdict import Noise, Ratio, dispersion, verdicts
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.shared.errors import ClusterError, ConfigError
 

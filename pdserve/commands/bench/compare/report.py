@@ -8,7 +8,7 @@ from pdserve.commands.bench.compare.answers import Answers
 from pdserve.commands.bench.compare.config import Tuning
 from pdserve.commands.bench.compare.goodput import Goodput, RatePoint, Where
 from pdserve.commands.bench.compare.interference import Interference
-from pdserve.commands.bench.compare.verdict import Noise, Verdict
+from pdserve.commands.bench.compare.shown.verdict import Noise, Verdict
 from pdserve.commands.bench.load.outcome import Percentiles, Promise
 from pdserve.commands.bench.load.slo_score import Score
 

@@ -26,7 +26,7 @@ from pdserve.commands.bench.compare.progress import Progress, announcement
 from pdserve.commands.bench.compare.recompute import REPORT, REQUESTS, read_results, recomputed
 from pdserve.commands.bench.compare.report import CompareReport
 from pdserve.commands.bench.compare.runner import Experiment, RunRecord
-from pdserve.commands.bench.compare.table import tables
+from pdserve.commands.bench.compare.shown.table import tables
 from pdserve.commands.bench.load.traces import read_trace
 from pdserve.commands.bench.output import print_json, print_tables, say
 from pdserve.commands.bench.serve.backend import Backend
@@ -94,8 +94,8 @@ def _show(report: CompareReport, folder: Path, *, as_json: bool) -> None:
     (folder / REPORT).write_bytes(msgspec.json.encode(report) + b"\n")
     say("drawing plots (the first time, all fonts are listed, which takes some seconds)")
     # With matplotlib, which is not loaded before it is needed.
-    from pdserve.commands.bench.compare.page import save_page
-    from pdserve.commands.bench.compare.plot import save_plots
+    from pdserve.commands.bench.compare.shown.page import save_page
+    from pdserve.commands.bench.compare.shown.plot import save_plots
 
     plots = save_plots(report, folder)
     page = save_page(report, folder)

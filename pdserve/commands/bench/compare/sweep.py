@@ -15,7 +15,7 @@ from pdserve.commands.bench.compare.interference import Interference
 from pdserve.commands.bench.compare.rates import GROWTH, NEAR, Bracket, next_rate
 from pdserve.commands.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.commands.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
-from pdserve.commands.bench.compare.verdict import dispersion
+from pdserve.commands.bench.compare.shown.verdict import dispersion
 from pdserve.commands.bench.load.outcome import Outcome, Promise
 from pdserve.commands.bench.load.slo_score import score
 from pdserve.shared.errors import ClusterError

@@ -195,7 +195,7 @@ class _NodeTable:
 
 
 def _links(nodes: Iterable[NodeStatus]) -> Table:
-    """Which node pulls from which, by which transport and in which form, and why not by a better one."""
+    """Which node pulls from which: by which transport, in which form, why by no better one."""
     table = Table(
         title="KV links", title_justify="left", title_style="bold", box=None, padding=_PADDING
     )

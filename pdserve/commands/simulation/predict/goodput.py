@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from pdserve.commands.bench.compare.goodput import Goodput, RatePoint, goodput, merged
-from pdserve.commands.bench.compare.verdict import dispersion
+from pdserve.commands.bench.compare.shown.verdict import dispersion
 from pdserve.commands.simulation.predict.deployment import Result
 from pdserve.commands.simulation.predict.load import BatchOutside
 

@@ -15,7 +15,7 @@ import numpy as np
 from rich.table import Table
 
 from pdserve.commands.bench.compare.goodput import Draws, crossing, drawn
-from pdserve.commands.bench.compare.verdict import dispersion
+from pdserve.commands.bench.compare.shown.verdict import dispersion
 from pdserve.commands.simulation.validate.row import Row
 
 CLOSE = 0.03  # regret up to which a choice is as good as the best one

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from pdserve.commands.bench.compare.goodput import RatePoint, drawn, goodput
-from pdserve.commands.bench.compare.verdict import dispersion, verdicts
+from pdserve.commands.bench.compare.shown.verdict import dispersion, verdicts
 
 TARGET, TIMES = 0.9, 120
 RATES = (0.6, 0.75, 0.9, 0.97, 1.04, 1.2)

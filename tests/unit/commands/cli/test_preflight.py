@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pdserve.commands.cli.preflight import check_cluster
+from pdserve.commands.cli.starting.preflight import check_cluster
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.plan import Machine
 from pdserve.demo_model import CHECKPOINT_PATH

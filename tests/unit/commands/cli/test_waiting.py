@@ -5,8 +5,8 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from pdserve.commands.cli.starting.up_screen import UpScreen, waiting_text
 from pdserve.commands.cli.up import tell
-from pdserve.commands.cli.up_screen import UpScreen, waiting_text
 from pdserve.model_files.hub import downloaded_bytes
 from pdserve.protocol.status import ClusterStatus, NodeStatus
 from tests.unit.commands.cli.doctor.statuses import HEALTHY

@@ -14,7 +14,7 @@ from pdserve.commands.bench.compare.report import (
     Unloaded,
 )
 from pdserve.commands.bench.compare.runner import RunRecord, rate_row
-from pdserve.commands.bench.compare.verdict import Verdict
+from pdserve.commands.bench.compare.shown.verdict import Verdict
 from pdserve.commands.bench.load.outcome import Outcome, Percentiles, Promise
 
 PROMISE = Promise(ttft_s=1.0, tpot_s=0.02)

@@ -9,7 +9,7 @@ from aiohttp import web
 from pdserve.commands.bench.compare.answers import Answers
 from pdserve.commands.bench.compare.recompute import recomputed
 from pdserve.commands.bench.compare.runner import Candidate
-from pdserve.commands.bench.compare.table import tables
+from pdserve.commands.bench.compare.shown.table import tables
 from pdserve.commands.bench.load.outcome import Outcome
 from tests.fakes.server import Answer, Body, end_of, stream, token
 from tests.unit.commands.bench.compare.test_compare import PLAN, World, change

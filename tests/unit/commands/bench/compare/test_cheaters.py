@@ -17,8 +17,8 @@ from pdserve.commands.bench.compare.comparison import compare
 from pdserve.commands.bench.compare.config import ComparePlan, Tuning
 from pdserve.commands.bench.compare.report import CompareReport, ModeReport
 from pdserve.commands.bench.compare.runner import Candidate, Experiment, ModeServer
-from pdserve.commands.bench.compare.suspicions import suspicions
-from pdserve.commands.bench.compare.table import tables
+from pdserve.commands.bench.compare.shown.suspicions import suspicions
+from pdserve.commands.bench.compare.shown.table import tables
 from pdserve.commands.bench.load.outcome import Outcome, Promise
 from pdserve.shared.clock import SystemClock
 from tests.fakes.server import (

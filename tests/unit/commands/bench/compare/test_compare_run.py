@@ -27,7 +27,7 @@ from pdserve.commands.bench.compare.progress import Progress, announcement, busy
 from pdserve.commands.bench.compare.report import CompareReport
 from pdserve.commands.bench.compare.run import case_maker
 from pdserve.commands.bench.compare.runner import Candidate, Experiment, ModeServer
-from pdserve.commands.bench.compare.table import mode_table, remarks, tables
+from pdserve.commands.bench.compare.shown.table import mode_table, remarks, tables
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.bench.load.slo_score import score
 from pdserve.commands.cli.main import build_parser, main

@@ -6,7 +6,7 @@ import pytest
 
 from pdserve.commands.bench.compare.goodput import RatePoint, crossing, goodput, merged
 from pdserve.commands.bench.compare.rates import GROWTH, next_rate
-from pdserve.commands.bench.compare.verdict import dispersion
+from pdserve.commands.bench.compare.shown.verdict import dispersion
 
 
 def points(*pairs: tuple[float, float], sent: int = 1000) -> list[RatePoint]:

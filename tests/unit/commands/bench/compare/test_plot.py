@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pdserve.commands.bench.compare.plot import attainment_figure, latency_figure, save_plots
 from pdserve.commands.bench.compare.report import ModeReport
+from pdserve.commands.bench.compare.shown.plot import attainment_figure, latency_figure, save_plots
 from tests.unit.commands.bench.compare.made_reports import TARGET, made_report, row
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pdserve.commands.bench.compare.goodput import RatePoint, drawn
 from pdserve.commands.bench.compare.rates import next_rate
-from pdserve.commands.bench.compare.verdict import Noise, Ratio, Verdict, dispersion, verdicts
+from pdserve.commands.bench.compare.shown.verdict import Noise, Ratio, Verdict, dispersion, verdicts
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.simulation.predict.answer import load_calibration
 from pdserve.commands.simulation.predict.deployment import Deployment, Rig, run

@@ -32,7 +32,7 @@ from pdserve.settings.access import without_keys
 from pdserve.shared.process.exit_codes import StartFailed
 from pdserve.shared.process.limited_child import die_with_parent
 
-IMPORTED: Final = ("pdserve.commands.cli.preloaded",)
+IMPORTED: Final = ("pdserve.commands.cli.starting.preloaded",)
 _IMPORTED_BY: Final = os.getpid()  # in a forked process: the fork server, which has imported this
 _ARG_START, _ARG_END = 45, 46  # in /proc/PID/stat, behind the name
 

@@ -8,6 +8,7 @@ import gc
 
 gc.disable()
 
-from pdserve.commands.cli import forked, node  # noqa: E402, F401
+from pdserve.commands.cli import node  # noqa: E402, F401
+from pdserve.commands.cli.starting import forked  # noqa: E402, F401
 
 gc.freeze()

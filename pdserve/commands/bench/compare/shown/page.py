@@ -12,9 +12,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from rich.console import Console, RenderableType
 
-from pdserve.commands.bench.compare.plot import figures
 from pdserve.commands.bench.compare.report import CompareReport
-from pdserve.commands.bench.compare.table import tables, verdict_lines
+from pdserve.commands.bench.compare.shown.plot import figures
+from pdserve.commands.bench.compare.shown.table import tables, verdict_lines
 
 _WIDTH = 220  # columns of text
 _HEAD = """<!doctype html>

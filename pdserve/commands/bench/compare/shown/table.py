@@ -13,7 +13,7 @@ from pdserve.commands.bench.compare.report import (
     RateRow,
     ScenarioReport,
 )
-from pdserve.commands.bench.compare.suspicions import suspicions
+from pdserve.commands.bench.compare.shown.suspicions import suspicions
 from pdserve.commands.bench.load.outcome import Percentiles
 
 _PERCENTILES = "p50/p90/p99"

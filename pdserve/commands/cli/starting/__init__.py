@@ -1,0 +1,1 @@
+"""What `pdserve up` and `pdserve demo` start clusters with: checks, forked nodes, their screen."""
