@@ -16,6 +16,7 @@
 #include "kernels/rotate_kernel.h"
 #include "layer.h"
 #include "pool_view.h"
+#include "store_launch.h"
 #include "write_kv.h"
 
 namespace nb = nanobind;
@@ -23,9 +24,6 @@ namespace nb = nanobind;
 namespace pdserve::attention {
 
 namespace {
-
-// Below this, waking a thread costs more than the work.
-constexpr int64_t kElementsPerItem = 32 * 1024;
 
 void check_norm(const TensorView& norm, const PoolView& pool) {
     norm.expect_type({ElementType::kFloat32});
@@ -83,24 +81,13 @@ void rotate_and_write(
         .mean_squares = rows.mean_squares,
         .norm_eps = rows.norm_eps,
         .cos_sin = rows.cos_sin,
-        .layer_pool = static_cast<char*>(pool.data) + layer * pool.layer_bytes(),
-        .block_stride = pool.num_layers * pool.layer_elements(),
+        .to = stored_to(step, pool, layer),
         .value_offset = pool.value_offset(),
-        .row_elements = pool.row_elements(),
-        .block_size = pool.block_size,
-        .slots = step.slots,
     };
     const RotateKernels& kernels = PDSERVE_OF_VARIANT(variant, RotateKernels);
-    const RotateFunction rotate =
-        of_format(rows.is_bfloat16 ? kernels.bfloat16 : kernels.float32, pool.format);
-    const int64_t token_elements =
-        static_cast<int64_t>(rows.num_heads + 2 * pool.num_kv_heads) * pool.head_dim;
-    const int64_t tokens_per_item = std::max<int64_t>(1, kElementsPerItem / token_elements);
-    const int64_t num_items = (step.num_tokens + tokens_per_item - 1) / tokens_per_item;
-    ThreadPool::instance().parallel_for(num_items, [&](int64_t item) {
-        const int64_t first = item * tokens_per_item;
-        rotate(call, first, std::min(step.num_tokens, first + tokens_per_item));
-    });
+    store_tokens(call, rows.is_bfloat16 ? kernels.bfloat16 : kernels.float32, pool.format,
+        step.num_tokens,
+        static_cast<int64_t>(rows.num_heads + 2 * pool.num_kv_heads) * pool.head_dim);
 }
 
 void measure_heads(const QkvRows& rows, int num_kv_heads, int head_dim, int64_t first,

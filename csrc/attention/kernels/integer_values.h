@@ -48,19 +48,10 @@ PDSERVE_INLINE void weigh_integers(float* scores, float factor, int num_keys, bo
     float* maxima, float* totals, float* decays, float* factors, const float* value_scales,
     Prefetcher& next) {
     alignas(64) float shares[kTileKeys];
-    const FloatLanes scale = splat(factor);
     FloatLanes largest[Q];
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) largest[q] = splat(kMinusInfinity);
-    for (int k = 0; k < num_keys; k += kLanes) {
-        next.ask<kLinesAtCodes>();
-#pragma GCC unroll 8
-        for (int q = 0; q < Q; ++q) {
-            const FloatLanes scaled = load(scores + q * kTileKeys + k) * scale;
-            store(scores + q * kTileKeys + k, scaled);
-            largest[q] = max_of(largest[q], scaled);
-        }
-    }
+    scale_scores<kLinesAtCodes>(scores, factor, num_keys, largest, next);
     FloatLanes of_tile[Q], before = {}, arrived = {}, most = {};  // a query in each lane
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../../isa/element.h"
+#include "store.h"
 
 namespace pdserve::attention {
 
@@ -23,27 +23,10 @@ struct LatentCall {
     int query_dim;
     void* turned;  // [num_tokens, num_heads, rank + rope_dim]: the last of each are written
 
-    void* layer_pool;  // as in Call
-    int64_t block_stride;
-    int64_t row_elements;
-    int block_size;
-    const int64_t* slots;  // [num_tokens]
+    StoredTo to;
 };
 
-// Processes tokens [first, last).
-using LatentFunction = void (*)(const LatentCall& call, int64_t first, int64_t last);
-
-// For queries of one type, by what the pool stores.
-struct LatentFunctions {
-    LatentFunction plain;
-    LatentFunction int8;
-    LatentFunction fp8;
-};
-
-struct LatentKernels {
-    LatentFunctions float32;
-    LatentFunctions bfloat16;
-};
+using LatentKernels = StoreKernels<LatentCall>;
 
 extern const LatentKernels kAvx512Bf16LatentKernels;
 extern const LatentKernels kAvx512LatentKernels;

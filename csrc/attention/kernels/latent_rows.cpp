@@ -28,10 +28,7 @@ void latent_token(const LatentCall& call, int64_t token) {
     T* made = static_cast<T*>(call.made) + token * row_dim;
     normalise(row, call.norm, call.rank, call.norm_eps, made);
     rotate_head<false>(row + call.rank, call.rope_dim, nullptr, 1.0f, cosines, made + call.rank);
-    const int64_t slot = call.slots[token];
-    S* stored = static_cast<S*>(call.layer_pool) + slot / call.block_size * call.block_stride
-        + slot % call.block_size * call.row_elements;
-    store_row(made, row_dim, stored);
+    store_row(made, row_dim, row_of<S>(call.to, token));
     const int64_t first = token * call.num_heads;
     const T* query = static_cast<const T*>(call.queries) + first * call.query_dim
         + call.query_dim - call.rope_dim;

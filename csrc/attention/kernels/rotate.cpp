@@ -45,11 +45,9 @@ private:
 template <bool kHasNorm, class T, class S>
 void rotate_token(const RotateCall& call, int64_t token) {
     const int64_t head_dim = call.head_dim;
-    const int64_t slot = call.slots[token];
-    const int64_t head_elements = call.block_size * call.row_elements;
+    const int64_t head_elements = call.to.block_size * call.to.row_elements;
     T* row = static_cast<T*>(call.qkv) + token * call.row_stride;
-    S* key = static_cast<S*>(call.layer_pool) + slot / call.block_size * call.block_stride
-        + slot % call.block_size * call.row_elements;
+    S* key = row_of<S>(call.to, token);
     S* value = key + call.value_offset;
     const float* cosines = call.cos_sin + token * head_dim;
     const float* means = call.mean_squares;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../../isa/element.h"
+#include "store.h"
 
 namespace pdserve::attention {
 
@@ -23,28 +23,11 @@ struct RotateCall {
     float norm_eps;
     const float* cos_sin;  // [num_tokens, head_dim]
 
-    void* layer_pool;  // as in Call
-    int64_t block_stride;
-    int64_t value_offset;
-    int64_t row_elements;
-    int block_size;
-    const int64_t* slots;  // [num_tokens]
+    StoredTo to;
+    int64_t value_offset;  // of values behind keys, in elements
 };
 
-// Processes tokens [first, last).
-using RotateFunction = void (*)(const RotateCall& call, int64_t first, int64_t last);
-
-// For products of one type, by what the pool stores.
-struct RotateFunctions {
-    RotateFunction plain;
-    RotateFunction int8;
-    RotateFunction fp8;
-};
-
-struct RotateKernels {
-    RotateFunctions float32;
-    RotateFunctions bfloat16;
-};
+using RotateKernels = StoreKernels<RotateCall>;
 
 extern const RotateKernels kAvx512Bf16RotateKernels;
 extern const RotateKernels kAvx512RotateKernels;

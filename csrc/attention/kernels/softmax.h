@@ -96,17 +96,13 @@ PDSERVE_INLINE void weigh_query(float* scores, FloatLanes maximum, int num_keys,
     }
 }
 
-// Turns the scores of Q queries into weights 2 ** (score * scale - maximum), and updates the
-// queries' maxima and totals with this tile. Prefetches the next tile meanwhile.
-template <int Q, bool kAsPairs, bool kHasScales>
-PDSERVE_INLINE void weigh(float* scores, float factor, int num_keys, float* maxima, float* totals,
-    float* decays, const float* value_scales, Prefetcher& next) {
+// Scales the scores of Q queries, and raises `largest` to the largest in each lane.
+template <int kLines, int Q>
+PDSERVE_INLINE void scale_scores(
+    float* scores, float factor, int num_keys, FloatLanes (&largest)[Q], Prefetcher& next) {
     const FloatLanes scale = splat(factor);
-    FloatLanes largest[Q];
-#pragma GCC unroll 8
-    for (int q = 0; q < Q; ++q) largest[q] = splat(maxima[q]);
     for (int k = 0; k < num_keys; k += kLanes) {
-        next.ask<kLinesAtWeighing>();
+        next.ask<kLines>();
 #pragma GCC unroll 8
         for (int q = 0; q < Q; ++q) {
             const FloatLanes scaled = load(scores + q * kTileKeys + k) * scale;
@@ -114,6 +110,17 @@ PDSERVE_INLINE void weigh(float* scores, float factor, int num_keys, float* maxi
             largest[q] = max_of(largest[q], scaled);
         }
     }
+}
+
+// Turns the scores of Q queries into weights 2 ** (score * scale - maximum), and updates the
+// queries' maxima and totals with this tile. Prefetches the next tile meanwhile.
+template <int Q, bool kAsPairs, bool kHasScales>
+PDSERVE_INLINE void weigh(float* scores, float factor, int num_keys, float* maxima, float* totals,
+    float* decays, const float* value_scales, Prefetcher& next) {
+    FloatLanes largest[Q];
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) largest[q] = splat(maxima[q]);
+    scale_scores<kLinesAtWeighing>(scores, factor, num_keys, largest, next);
     FloatLanes maximum[Q], decay[Q];
 #pragma GCC unroll 8
     for (int q = 0; q < Q; ++q) maximum[q] = splat(largest_of(largest[q]));

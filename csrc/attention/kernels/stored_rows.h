@@ -4,6 +4,7 @@
 #pragma once
 
 #include "../../isa/simd.h"
+#include "store.h"
 
 namespace pdserve::attention {
 namespace {
@@ -92,6 +93,14 @@ PDSERVE_INLINE IntLanes encode(FloatLanes x, Fp8) {
     const FloatLanes magnitude = (FloatLanes)bits;
     const auto denormal = (PairLanes)(magnitude * splat(512.0f) + splat(12582912.0f)) & 0xf;
     return (IntLanes)((magnitude < splat(0x1p-6f) ? denormal : normal) | sign);
+}
+
+// Where the row of a token's first head is stored.
+template <class S>
+PDSERVE_INLINE S* row_of(const StoredTo& to, int64_t token) {
+    const int64_t slot = to.slots[token];
+    return static_cast<S*>(to.layer_pool) + slot / to.block_size * to.block_stride
+        + slot % to.block_size * to.row_elements;
 }
 
 // Stores a row.
