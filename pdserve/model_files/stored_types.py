@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.identity import weight_header
 from pdserve.shared.errors import ModelError
 
-# Mixtral's experts, as llm-compressor names what it has taken out of transformers 5's stacks.
-_OF_EXPERT: Final = re.compile(r"(.*\.block_sparse_moe\.experts\.\d+)\.(gate|up|down)_proj\b(.*)")
+# Mixtral's experts: of old in `block_sparse_moe`; those who write what transformers 5 has in memory
+# call their parts otherwise (llm-compressor), or the block too (gptqmodel).
 _PARTS: Final[Mapping[str, str]] = {"gate": "w1", "up": "w3", "down": "w2"}
+_EXPERT: Final = re.compile(
+    r"(.+\.)(?:block_sparse_moe|mlp)(\.experts\.\d+\.)(gate|up|down)_proj(\..+)"
+)
 
 Types = Mapping[str, tuple[int, int]]  # name of a type |-> tensors, and their bytes
 
@@ -29,22 +32,29 @@ def stored_types(checkpoint: Checkpoint) -> Types:
     return {name: (counts[name], num_bytes) for name, num_bytes in sizes.most_common()}
 
 
-def model_name(name: str) -> str:
-    """What the model calls a tensor of a safetensors file, or a module."""
-    match = _OF_EXPERT.fullmatch(name)
-    return name if match is None else f"{match[1]}.{_PARTS[match[2]]}{match[3]}"
+def renaming(checkpoint: Checkpoint) -> Callable[[str], str]:
+    """Return what makes names of the model of those that a folder's files have."""
+    return _of_mixtral if checkpoint.config().get("model_type") == "mixtral" else str
+
+
+def _of_mixtral(name: str) -> str:
+    if (match := _EXPERT.fullmatch(name)) is not None:
+        return f"{match[1]}block_sparse_moe{match[2]}{_PARTS[match[3]]}{match[4]}"
+    return name.replace(".mlp.gate.", ".block_sparse_moe.gate.")
 
 
 def names_in_files(module: str) -> tuple[str, ...]:
     """What files, and what says how they are quantised, may call a module of the model."""
-    expert, _, part = module.rpartition(".")
-    others = (f"{expert}.{kind}_proj" for kind, own in _PARTS.items() if own == part)
-    return (module, *(other for other in others if model_name(other) == module))
+    block, found, expert = module.partition(".block_sparse_moe.")
+    expert, _, own = expert.rpartition(".")
+    parts = [f"{expert}.{part}_proj" for part, other in _PARTS.items() if found and other == own]
+    return (module, *(f"{block}.{of}.{part}" for part in parts for of in (found[1:-1], "mlp")))
 
 
 def type_names(checkpoint: Checkpoint) -> Mapping[str, str]:
     """Return name of a tensor |-> its type. Raises as stored_types."""
-    return {model_name(name): kind for name, kind, _ in _tensors(checkpoint)}
+    named = renaming(checkpoint) if checkpoint.gguf is None else str
+    return {named(name): kind for name, kind, _ in _tensors(checkpoint)}
 
 
 def described(types: Types) -> str:

@@ -16,7 +16,7 @@ from pdserve.engine.weights.stored_modules import quantised_matrices
 from pdserve.engine.weights.stored_stacks import unstack
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.git_lfs import refuse_pointer
-from pdserve.model_files.stored_types import model_name
+from pdserve.model_files.stored_types import renaming
 from pdserve.shared.errors import ModelError
 
 # Tables that older exporters saved although they follow from config.json.
@@ -65,8 +65,9 @@ def _all_tensors(checkpoint: Checkpoint) -> tuple[dict[str, Tensor], dict[str, P
     """All that the files hold, and the file of each."""
     tensors: dict[str, Tensor] = {}
     file_of: dict[str, Path] = {}
+    named = renaming(checkpoint)
     for file in checkpoint.weight_files():
-        for name, tensor in _tensors(file):
+        for name, tensor in ((named(name), tensor) for name, tensor in _tensors(file)):
             if name in tensors:
                 raise ModelError(f"{file_of[name]} and {file} both hold {name}: remove one")
             tensors[name], file_of[name] = tensor, file
@@ -81,8 +82,7 @@ def _file_of_module(name: str, file_of: Mapping[str, Path]) -> Path:
 def _tensors(file: Path) -> list[tuple[str, Tensor]]:
     try:
         with safe_open(file, framework="pt", device="cpu") as tensors:
-            names = tensors.offset_keys()
-            return [(model_name(name), tensors.get_tensor(name)) for name in names]
+            return [(name, tensors.get_tensor(name)) for name in tensors.offset_keys()]
     except (SafetensorError, OSError) as error:
         refuse_pointer(file)
         raise ModelError(f"{file} is damaged or cannot be read: {error}") from error

@@ -102,12 +102,13 @@ def test_a_gptq_head_may_have_any_number_of_tokens(
     check_parts(tmp_path / "q", quantised(made, tmp_path / "q", of_head))
 
 
-def test_experts_as_llm_compressor_calls_them(tmp_path: Path) -> None:
-    """Its Mixtral has parts of new names in blocks of old ones, and its targets are these."""
+@pytest.mark.parametrize("block", ["block_sparse_moe", "mlp"])
+def test_experts_as_others_call_them(block: str, tmp_path: Path) -> None:
+    """Mixtral of llm-compressor has parts of new names, of gptqmodel blocks, too; so do targets."""
     made = make_checkpoint(tmp_path / "made", "mixtral", num_hidden_layers=1)
     kind = FORMATS["packed"]
     group = kind.config["config_groups"]["group_0"]
-    targets = {"targets": ["re:.*_proj$"]}
+    targets = {"targets": ["re:.*attn.*_proj$", rf"re:.*\.{block}\..*_proj$"]}
     config = kind.config | {"config_groups": {"group_0": group | targets}}
     plain = quantised(made, tmp_path / "q", Written(config, kind.write))
     file = tmp_path / "q/model.safetensors"
@@ -115,7 +116,7 @@ def test_experts_as_llm_compressor_calls_them(tmp_path: Path) -> None:
     for name, tensor in load_file(file).items():
         for old, new in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
             name = name.replace(f".{old}.", f".{new}.")
-        renamed[name] = tensor
+        renamed[name.replace("block_sparse_moe", block)] = tensor
     save_file(renamed, file)
     check_parts(tmp_path / "q", plain)
     checkpoint = resolve_checkpoint(str(tmp_path / "q"))
