@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ pytest.importorskip("triton")
 
 from pdserve.engine.request import Request
 from pdserve.protocol import BadWord
+from tests.checkpoints import make_checkpoint
 from tests.fakes.late_copies import PromptCopies
 from tests.requests import make_request
 from tests.unit.engine_cuda.test_launch_counts import cuda_node
+from tests.unit.engine_cuda.test_ranks import cuda_decoders
 from tests.unit.engine_model.drafted import Said, Streams, Told, answers, run, tokens_of
-from tests.unit.engine_model.harness import make_prompt
+from tests.unit.engine_model.harness import Node, make_prompt
+from tests.unit.engine_model.threaded_ranks import threaded_node
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -61,17 +65,34 @@ def expect_same(found: dict[str, Said], expected: dict[str, Said]) -> None:
             {"has_graphs": True, "buckets": (2,), "pieces": (8, 16)},
             {"has_graphs": False},
             {"has_graphs": True, "buckets": (2, 8, 16), "most_draws": 3},
-            {"has_graphs": True, "buckets": (2, 8, 16), "family": "gemma2"},
         ],
         1,
     ),
     ids=str,
 )
 def test_right_and_wrong_drafts_change_nothing(tmp_path: Path, limits: dict[str, Any]) -> None:
-    node = cuda_node(tmp_path, 1, PromptCopies(), **limits)
-    expected = answers(node, requests())
+    check(cuda_node(tmp_path, 1, PromptCopies(), **limits), requests())
+
+
+@pytest.mark.parametrize(("num_ranks", "num_stages"), matrix([(2, 1), (1, 2)], 1))
+def test_ranks_compute_them_together(tmp_path: Path, num_ranks: int, num_stages: int) -> None:
+    """Each has the batch's rows, and so replays the same graph."""
+    path = make_checkpoint(tmp_path, "llama", num_hidden_layers=2, max_position_embeddings=64)
+    make = cuda_decoders([], (2, 8, 16))
+    sizes = {"num_stages": num_stages, "num_blocks": 40, "block_size": 8}
+    with threaded_node(path, num_ranks, make, **sizes) as (node, _):
+        check(node, requests()[1:])
+
+
+def check(node: Node, asked: list[Request]) -> None:
+    expected = answers(node, copies(asked))
     streams = Streams(node, [Told(tokens_of(expected), 0, right=0.6)])
-    run(streams, requests())
+    run(streams, asked)
     expect_same(streams.answers(), expected)
     counts = streams.speculation.counts["told"]
     assert 0 < counts.accepted < counts.drafted
+
+
+def copies(asked: list[Request]) -> list[Request]:
+    """The same, as they come."""
+    return [replace(one, output_token_ids=[], block_table=[], block_hashes=[]) for one in asked]

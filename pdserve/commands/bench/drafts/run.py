@@ -49,7 +49,7 @@ def _measure(config: DraftsBenchConfig) -> list[DraftsRow]:
     use_cores(node.engine)
     model = plan_model(node)
     if model.device.type != "cpu":
-        raise ConfigError(f"there are no drafts on {model.device} yet: --device cpu")
+        raise ConfigError(f"bench drafts times steps of CPUs, not of {model.device}: --device cpu")
     model = replace(model, num_blocks=min(model.num_blocks, _most_blocks(config, model)))
     runner = load_runner(model, None, lambda _: None, packed_cache(node.engine))
     perf = PerfModel(step_costs(config.profile, node.engine, model, runner).costs)
