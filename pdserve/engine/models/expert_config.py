@@ -141,8 +141,10 @@ def qwen2_experts(fields: JsonFields, num_layers: int) -> ExpertConfig:
     return replace(qwen3_experts(fields, num_layers), shared_size=shared)
 
 
-def qwen3_next_experts(fields: JsonFields, num_layers: int) -> ExpertConfig:
-    """As Qwen2's, but that weights add up to 1 if config.json does not say."""
+def qwen3_next_experts(fields: JsonFields, num_layers: int) -> ExpertConfig | None:
+    """As Qwen2's, but that there may be none, and weights add up to 1 unless config.json says."""
+    if fields.raw("num_experts") == 0:
+        return None
     normalizes_weights = fields.boolean("norm_topk_prob", True)
     return replace(qwen2_experts(fields, num_layers), normalizes_weights=normalizes_weights)
 

@@ -48,6 +48,11 @@ class LayerPlan:
     heads: tuple[Matrices, ...] = ()  # of latent attention, each its key and its value
 
     @property
+    def has_kv(self) -> bool:
+        """Whether it has attention; else it has a state."""
+        return "recurrent_in" not in self.mixer
+
+    @property
     def vectors(self) -> list[Norm]:
         """Norms, and whatever else is no matrix."""
         bias = self.mlp.score_bias

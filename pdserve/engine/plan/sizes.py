@@ -55,7 +55,7 @@ def kv_weights(layer: LayerPlan) -> int:
     """Return how many weights a row is multiplied by for its keys and values alone."""
     if "latent" in layer.mixer:
         return layer.mixer["latent"].num_weights
-    if "recurrent_in" in layer.mixer:
+    if not layer.has_kv:
         return layer.mixer["recurrent_in"].num_weights
     _, *keys_and_values = layer.mixer["qkv"].parts[:3]
     return sum(len(part.rows) for part in keys_and_values) * layer.mixer["qkv"].num_in

@@ -54,11 +54,12 @@ Measure: TypeAlias = Callable[[StepLimits, Runner, float, Callable[[], None]], P
 
 def step_limits(engine: EngineConfig, model: NodeModel) -> StepLimits:
     """The limits of this node's steps."""
+    of_states = engine.max_batch_size * model.layout.state_blocks  # at the end of the pool
     return StepLimits(
         token_budget=engine.token_budget,
         max_batch_size=engine.max_batch_size,
         max_model_len=model.max_model_len,
-        num_blocks=model.num_whole_blocks,
+        num_blocks=max(model.num_whole_blocks // 2, model.num_whole_blocks - of_states),
         block_size=model.layout.block_size,
         vocab_size=model.config.vocab_size,
     )

@@ -122,15 +122,13 @@ def tensor_shapes(config: dict[str, Any]) -> Plan:
     """Return the shape of every tensor, in the order of the file."""
     hidden, head_dim = config["hidden_size"], config["head_dim"]
     model = parse_model_config(JsonFields(config, "config.json"))
-    layer = {
-        "input_layernorm.weight": (hidden,),
-        **_attention_shapes(config, model),
-        "post_attention_layernorm.weight": (hidden,),
-    }
-    layer |= {f"{norm.tensor}.weight": (head_dim,) for norm in model.norms if norm.is_of_heads}
+    with_kv = _attention_shapes(config, model)
+    with_kv |= {f"{norm.tensor}.weight": (head_dim,) for norm in model.norms if norm.is_of_heads}
+    norms = {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
     shapes: Plan = {"model.embed_tokens.weight": (config["vocab_size"], hidden)}
     for index in range(config["num_hidden_layers"]):
-        own = layer | _mlp_shapes(model, index)
+        mixer = with_kv if index in model.kv_layers else _state_shapes(model)
+        own = norms | mixer | _mlp_shapes(model, index)
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in own.items()}
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
@@ -153,10 +151,25 @@ def _attention_shapes(config: dict[str, Any], model: ModelConfig) -> Plan:
         }
     q_rows, kv_rows = (config[f"num_{kind}_heads"] * config["head_dim"] for kind in _HEADS)
     return {
-        "self_attn.q_proj.weight": (q_rows, hidden),
+        "self_attn.q_proj.weight": (q_rows * (1 + model.gates_attention), hidden),
         "self_attn.k_proj.weight": (kv_rows, hidden),
         "self_attn.v_proj.weight": (kv_rows, hidden),
         "self_attn.o_proj.weight": (hidden, q_rows),
+    }
+
+
+def _state_shapes(model: ModelConfig) -> Plan:
+    """Return the shapes of what mixes tokens in a layer with a state, names likewise."""
+    shape, hidden = model.recurrent, model.hidden_size
+    assert shape is not None, "it has such layers"
+    return {
+        "linear_attn.in_proj_qkvz.weight": (shape.channels + shape.values_width, hidden),
+        "linear_attn.in_proj_ba.weight": (2 * shape.num_values, hidden),
+        "linear_attn.conv1d.weight": (shape.channels, 1, shape.kernel),
+        "linear_attn.A_log": (shape.num_values,),
+        "linear_attn.dt_bias": (shape.num_values,),
+        "linear_attn.norm.weight": (shape.value_dim,),
+        "linear_attn.out_proj.weight": (hidden, shape.values_width),
     }
 
 
@@ -199,7 +212,7 @@ def _write_safetensors(file: Path, config: dict[str, Any], spoken: list[int], se
             elif name == output:
                 _write_output(stream, rng, shape, spoken)
             else:
-                _write_matrix(stream, rng, *shape)
+                _write_matrix(stream, rng, math.prod(shape[:-1]), shape[-1])
 
 
 def _write_matrix(stream: BinaryIO, rng: np.random.Generator, num_out: int, num_in: int) -> None:

@@ -11,7 +11,8 @@ never sampled.
 
 `moe-160m` multiplies a token by as many weights as 160m, which it chooses from four times as many:
 it is for measuring steps. `mla-160m` has latent attention, whose KV is 0.16 of that of 160m: also
-for steps. `8x7b` and `30b-a3b` are larger mixtures of experts, for GPUs.
+for steps. So is `hybrid-160m`, of whose layers three of four have a state instead of KV. `8x7b` and
+`30b-a3b` are larger mixtures of experts, for GPUs.
 """
 
 from __future__ import annotations
@@ -113,6 +114,17 @@ _MLA_160M: Final[Shape] = _160M | {
     "topk_group": 1,
     "routed_scaling_factor": 1.0,
 }
+_HYBRID_160M: Final[Shape] = _160M | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_key_value_heads": 2,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "num_experts": 0,
+}
 _8X7B: Final[Shape] = _8B | {  # Mixtral-8x7B
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",
@@ -151,6 +163,7 @@ SHAPES: Final[dict[str, Shape]] = {
     "70b-one-layer": _70B | {"num_hidden_layers": 1},
     "moe-160m": _MOE_160M,
     "mla-160m": _MLA_160M,
+    "hybrid-160m": _HYBRID_160M,
     "8x7b": _8X7B,
     "30b-a3b": _30B_A3B,
 }

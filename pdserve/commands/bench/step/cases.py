@@ -45,7 +45,7 @@ class StepCase:
 
     def num_blocks(self, layout: KvLayout) -> int:
         """Return the number of blocks of its requests, which share none."""
-        return self.batch * layout.blocks_for(self.context)
+        return self.batch * (layout.blocks_for(self.context) + layout.state_blocks)
 
 
 @dataclass(frozen=True, slots=True)

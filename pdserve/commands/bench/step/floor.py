@@ -12,6 +12,8 @@ Counts the necessary work, not what a particular decoder does; everything once:
   query and key that it attends to (with latent attention 2 for each number of a latent row, and of
   its vector). In the last layer only keys and values are needed for all rows; everything else, like
   the logits, only for sampled rows.
+* of a layer with a state: each request's is read and written, and each row takes 6 FLOPs for each
+  number of it.
 
 Activations, norms and sampling count as nothing. Arithmetic on quantised weights counts at the rate
 of the activations' type, because activations are not quantised.
@@ -31,7 +33,8 @@ from pdserve.engine.plan.sizes import bytes_read, kv_weights, row_weights
 from pdserve.kv import KvDtype
 from pdserve.measured.perf_model import StepRow
 
-_LOGIT_BYTES = 4  # float32
+_LOGIT_BYTES = _STATE_NUMBER_BYTES = 4  # float32
+_STATE_FLOPS = 6  # of a number of a state and a token: what is known, what is new, what is made
 
 
 class Limit(StrEnum):
@@ -78,6 +81,9 @@ class StepWork:
         self._row_bytes = plan.config.hidden_size * dtype.itemsize
         if plan.table is not None:
             self._row_bytes = plan.table.num_bytes // plan.table.num_out
+        shape = plan.config.recurrent
+        self._state_bytes = 0 if shape is None else shape.state_bytes
+        self._with_kv = [layer for layer in plan.layers if layer.has_kv]
         self._token_bytes = sum(plane.layer_bytes for plane in plan.planes(kv_dtype))
         self._last_kv_weights = kv_weights(plan.layers[-1])
         self._row_weights = [row_weights(layer) for layer in plan.layers]
@@ -93,25 +99,30 @@ class StepWork:
         *layers, last = self._layers
         weights = sum(bytes_read(layer, num_tokens) for layer in layers)
         weights += bytes_read(last, num_sampled) + self._output.num_bytes
-        kv_tokens = sum(_tokens_seen(row, layer.window) for row in rows for layer in self._layers)
+        kv_tokens = sum(_tokens_seen(row, layer.window) for row in rows for layer in self._with_kv)
         return (
             weights
             + num_tokens * self._row_bytes
             + kv_tokens * self._token_bytes
+            + 2 * len(rows) * self._state_bytes
             + num_sampled * self._output.num_out * _LOGIT_BYTES
         )
 
     def _flops(self, rows: Sequence[StepRow]) -> int:
         num_tokens = sum(row.num_tokens for row in rows)
         num_sampled = sum(row.is_sampled for row in rows)
-        *before, last = self._row_weights
+        *others, last = self._row_weights
         last_kv = self._last_kv_weights
-        products = (sum(before) + last_kv) * num_tokens
+        products = (sum(others) + last_kv) * num_tokens
         products += (last - last_kv + self._output.num_weights) * num_sampled
-        *layers, last_layer = self._layers
-        pairs = sum(_pairs_seen(row, layer.window) for row in rows for layer in layers)
-        pairs += sum(_last_pairs(row, last_layer.window) for row in rows if row.is_sampled)
-        return 2 * products + 2 * self._config.pair_dim * self._config.num_heads * pairs
+        last_layer = self._layers[-1]
+        before = [layer for layer in self._with_kv if layer is not last_layer]
+        pairs = sum(_pairs_seen(row, layer.window) for row in rows for layer in before)
+        if last_layer.has_kv:
+            pairs += sum(_last_pairs(row, last_layer.window) for row in rows if row.is_sampled)
+        of_states = _STATE_FLOPS * num_tokens * self._state_bytes // _STATE_NUMBER_BYTES
+        of_pairs = 2 * self._config.pair_dim * self._config.num_heads * pairs
+        return 2 * products + of_pairs + of_states
 
 
 def _tokens_seen(row: StepRow, window: int | None) -> int:

@@ -71,7 +71,8 @@ def _measure(config: StepBenchConfig) -> StepBenchReport:
     if not cases:
         raise ConfigError(f"there is not enough room for any of these steps: {skipped[0].reason}")
     most_blocks = max(case.num_blocks(model.layout) for case in cases)
-    model = replace(model, num_blocks=max(most_blocks, model.layout.blocks_for(WARMUP_TOKENS)))
+    least = model.layout.blocks_for(WARMUP_TOKENS) + model.layout.state_blocks
+    model = replace(model, num_blocks=max(most_blocks, least))
     threads = Threads(cores.num_threads, len(os.sched_getaffinity(0)))
     yardsticks = yardsticks_of(model, threads.num_threads)
     with (

@@ -127,7 +127,9 @@ def shapes_in_files(plan: ModelPlan) -> dict[str, tuple[int, ...]]:
     for name, place in plan.within().items():
         if (shape := found.pop(name, None)) is not None:
             num_rows, *others = reversed(shape) if place.is_transposed else shape
-            parts[place.name].append((place.first_row, num_rows, *others))
+            shared = [each for each in plan.within().values() if each.name == place.name]
+            turn = shared.index(place) * num_rows if place.head_rows else place.first_row
+            parts[place.name].append((turn, num_rows, *others))
     for name, of_one in parts.items():
         end = 0
         for first_row, num_rows, *others in sorted(of_one):

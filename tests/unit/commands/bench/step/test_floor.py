@@ -53,6 +53,32 @@ def test_a_decode_step_by_hand() -> None:
     assert work.num_flops == 2 * weights * 2 + 4 * 4 * 2 * 2 * (10 + 5)
 
 
+def test_a_state_is_read_and_written_however_long_the_context() -> None:
+    """Two layers have one: of two heads, each 3 x 5, and the last inputs, 2 x (3 + 3 + 10)."""
+    hybrid = parsed(
+        3,
+        architectures=["Qwen3NextForCausalLM"],
+        full_attention_interval=3,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+        linear_key_head_dim=3,
+        linear_value_head_dim=5,
+        linear_conv_kernel_dim=3,
+        num_experts=0,
+        partial_rotary_factor=0.5,
+    )
+    state = 2 * (2 * 3 * 5 + 2 * (3 + 3 + 10))
+    short, long, two = (
+        work_of(hybrid).of([StepRow(1, before, True)] * count)
+        for before, count in ((9, 1), (109, 1), (9, 2))
+    )
+    assert long.num_bytes - short.num_bytes == 100 * TOKEN_BYTES, "one layer has keys and values"
+    assert long.num_flops - short.num_flops == 4 * 4 * 2 * 100
+    of_row = 8 * 2 + 10 * TOKEN_BYTES + 100 * 4
+    assert two.num_bytes - short.num_bytes == of_row + 2 * state * 4
+    assert two.num_flops > short.num_flops + 6 * state
+
+
 def test_the_last_layer_of_a_prompt_is_wanted_of_its_last_token_only() -> None:
     work = work_of(tiny()).of([StepRow(6, 0)])
     products = 6 * (KV + REST) + 6 * KV + REST + OUTPUT
