@@ -14,6 +14,7 @@ from tools.real_model.__main__ import complaints, main
 from tools.real_model.comparison import Agreement, Expected, compare, perplexity
 from tools.real_model.fetch import GEMMA, Unobtainable, gemma, llama_cpp, run_command
 from tools.real_model.section import HEADING, UNMEASURED, Found, replaced, section_of
+from tools.real_model.serving import NodeMemory
 from tools.real_model.speed import BATCHES, PREFILL, decode
 
 CLEAR, CLOSE = Expected(7, 0.06, -0.5), Expected(7, 0.04, -0.5)
@@ -46,7 +47,8 @@ def test_perplexity() -> None:
 
 
 def found_on(load: float) -> Found:
-    found = Found("a processor", "llama.cpp 1", load, "a text", 900, node_bytes=3 << 20)
+    found = Found("a processor", "llama.cpp 1", load, "a text", 900)
+    found.node_memory = NodeMemory(resident=3 << 20, share=2 << 20)
     found.agreements = {"1P1D": Agreement(336, 310, 0, 0.001)}
     found.perplexities = {"pdserve": 24.85, "transformers": 24.851}
     found.file_bytes, found.kv_bytes = 1 << 20, 1 << 20

@@ -134,7 +134,7 @@ async def _measure_served(found: Found, model: Path, cache: Path) -> None:
             found.ready_s[start] = cluster.ready_s
             if found.is_quiet and start == "packed":
                 found.served = await asyncio.to_thread(served_tokens, cluster.url)
-            found.node_bytes = await cluster.node_bytes()  # packed before
+            found.node_memory = cluster.node_memory()  # packed before
 
 
 def _versions() -> str:

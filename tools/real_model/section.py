@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tools.real_model.comparison import Agreement
+from tools.real_model.serving import NodeMemory
 from tools.real_model.speed import BATCHES, CONTEXT, PREFILL, Speeds, decode
 
 HEADING: Final = "## Gemma 3 270M, Q4_K_M"
@@ -27,7 +28,7 @@ class Found:
     perplexities: dict[str, float] = field(default_factory=dict)  # who |-> of the text
     text_worst: float = 0.0  # largest difference of a log-probability of the text
     ready_s: dict[str, float] = field(default_factory=dict)  # which start |-> until it is ready
-    node_bytes: int = 0
+    node_memory: NodeMemory = field(default_factory=NodeMemory)
     file_bytes: int = 0
     kv_bytes: int = 0
     ours: Speeds = field(default_factory=dict)
@@ -40,10 +41,9 @@ class Found:
         """Whether times may be written down."""
         return self.load < MOST_LOAD
 
-    @property
-    def memory_ratio(self) -> float:
-        """A node's memory over that of the file and its KV."""
-        return self.node_bytes / (self.file_bytes + self.kv_bytes)
+    def memory_ratio(self, num_bytes: int) -> float:
+        """Memory of a node over that of the file and its KV."""
+        return num_bytes / (self.file_bytes + self.kv_bytes)
 
 
 def section_of(found: Found) -> str:
@@ -79,9 +79,12 @@ def _exact(found: Found) -> Iterator[str]:
         ours, theirs = (f"{found.perplexities[who]:.4f}" for who in ("pdserve", "transformers"))
         what = f"perplexity of {found.text}, {found.num_text} tokens"
         yield f"| {what} | {ours} | {theirs} (transformers) |"
-    if found.node_bytes:
-        size, ratio = f"{found.node_bytes / 2**20:.0f} MiB", f"{found.memory_ratio:.2f}"
-        yield f"| memory of a node | {size} | {ratio} times the file and KV |"
+    if found.node_memory.resident:
+        both = found.node_memory.resident, found.node_memory.share
+        sizes = "; ".join(f"{size / 2**20:.0f}" for size in both)
+        ratios = "; ".join(f"{found.memory_ratio(size):.2f}" for size in both)
+        what = "memory of a node: resident; its share of it (PSS), MiB"
+        yield f"| {what} | {sizes} | {ratios} times the file and KV |"
 
 
 def _timed(found: Found) -> Iterator[str]:

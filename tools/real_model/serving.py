@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import psutil
 
 from pdserve.commands.bench.serve.backend import Backend
 from pdserve.commands.bench.serve.backend_process import running
@@ -23,7 +23,7 @@ KV_BYTES: Final = 256 << 20
 _SIZES: Final = (f"--kv-memory={KV_BYTES}", "--max-model-len=4096")
 _START_S: Final = 300.0
 _ANSWER_S: Final = 300.0
-_RESIDENT = re.compile(rb"^process_resident_memory_bytes (\S+)", re.MULTILINE)
+_ROLES: Final = {"prefill", "decode"}  # of nodes, in their command lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,19 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """Bytes. Nodes of a machine share pages with what they were forked from, and weights."""
+
+    resident: int = 0  # all that it has mapped, as if it had it alone
+    share: int = 0  # a page that several have counts in parts (PSS): what the machine pays
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """A cluster that is ready."""
 
     url: str
+    pid: int
     ready_s: float  # from its start
     model: str
     session: aiohttp.ClientSession
@@ -59,14 +68,12 @@ class Served:
         shown = zip(text[1:], choice["prompt_logprobs"][1:], strict=True)
         return [entry[str(token_id)]["logprob"] for token_id, entry in shown]
 
-    async def node_bytes(self) -> int:
+    def node_memory(self) -> NodeMemory:
         """Return the memory of its largest node."""
-        found = []
-        for target in await self._get("/metrics/targets"):
-            for address in target["targets"]:
-                async with self.session.get(f"http://{address}/metrics") as response:
-                    found += _RESIDENT.findall(await response.read())
-        return int(max(map(float, found)))
+        processes = psutil.Process(self.pid).children(recursive=True)
+        nodes = [one for one in processes if _ROLES & {*one.cmdline()}]
+        largest = max((one.memory_full_info() for one in nodes), key=lambda info: info.rss)
+        return NodeMemory(largest.rss, largest.pss)
 
     async def _choices(self, prompt: Sequence[int], **fields: Any) -> list[Any]:
         return list((await self._post("/v1/completions", prompt=list(prompt), **fields))["choices"])
@@ -74,10 +81,6 @@ class Served:
     async def _post(self, path: str, **fields: Any) -> Any:
         body = {"model": self.model, **fields}
         async with self.session.post(self.url + path, json=body) as response:
-            return await _json_of(response)
-
-    async def _get(self, path: str) -> Any:
-        async with self.session.get(self.url + path) as response:
             return await _json_of(response)
 
 
@@ -97,7 +100,8 @@ async def served(model: Path, cache: Path, flags: Sequence[str]) -> AsyncIterato
         async with aiohttp.ClientSession(timeout=limit) as session:
             async with session.get(f"{started.url}/v1/models") as response:
                 name = (await _json_of(response))["data"][0]["id"]
-            yield Served(started.url, ready_s, name, session)
+            assert started.pid is not None, "it was started here"
+            yield Served(started.url, started.pid, ready_s, name, session)
 
 
 async def _json_of(response: aiohttp.ClientResponse) -> Any:
