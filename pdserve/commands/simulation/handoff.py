@@ -77,6 +77,8 @@ class Handoff:
         room: RoomLine,
         events: Events,
     ) -> None:
+        if source.machine.quantisation != target.machine.quantisation:  # weights by role
+            adopted.num_by_prefill = adopted.num_prompt_tokens
         self.request = adopted
         self._prefilled = prefilled
         self._source = source

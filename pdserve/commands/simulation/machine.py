@@ -32,6 +32,7 @@ class Machine:
     true_costs: Mapping[Region, StepCosts] | None = None  # None: as the node believes
     overheads: Overheads = field(default_factory=Overheads)
     drafts_right: float = 0.0  # as `Calibration.drafts_right`
+    quantisation: str = ""  # as `Calibration.quantisation`
 
     @classmethod
     def of(cls, calibration: Calibration) -> Machine:
@@ -58,6 +59,7 @@ class Machine:
             },
             overheads=calibration.overheads,
             drafts_right=calibration.drafts_right,
+            quantisation=calibration.quantisation,
         )
 
     @property

@@ -28,7 +28,7 @@ def commands(
     """
     mode, pools = f"--mode {deployment.mode} --model MODEL", _pools(deployment)
     promised = f"--slo-classes {quote(_promised(promise))} --set routing.default_class={_CLASS}"
-    settings = {**_engine(calibration), **_policies(policy)}
+    settings = {**_engine(calibration, deployment), **_policies(policy)}
     of_nodes = " ".join(f"--set {name}={value}" for name, value in settings.items())
     numbers = " ".join(f"--{role} {number}" for role, number in pools.items())
     return [
@@ -46,7 +46,7 @@ def helm_values(
     deployment: Deployment, calibration: Calibration, promise: Promise, policy: PolicyConfig
 ) -> dict[str, object]:
     """Return the values of the chart for this deployment, but for the model."""
-    settings = {**_engine(calibration), **_policies(policy)}
+    settings = {**_engine(calibration, deployment), **_policies(policy)}
     device = settings.pop("engine.device")  # these have values of their own
     parts = {
         "tensorParallel": settings.pop("engine.tensor_parallel", 1),
@@ -77,8 +77,8 @@ def _promised(promise: Promise) -> str:
     return f"{_CLASS} ttft={promise.ttft_s:.6g} tpot={promise.tpot_s:.6g}"
 
 
-def _engine(calibration: Calibration) -> dict[str, object]:
-    """Return the settings of the engine that was calibrated."""
+def _engine(calibration: Calibration, deployment: Deployment) -> dict[str, object]:
+    """Return the settings of the engine that was calibrated, for nodes of both roles."""
     limits, shape = calibration.limits, calibration.shape
     parts = {
         "engine.tensor_parallel": calibration.tensor_parallel,
@@ -95,6 +95,7 @@ def _engine(calibration: Calibration) -> dict[str, object]:
         # Else a node has as many threads as its machine has cores. On GPUs, they compute no steps.
         **({"engine.threads": calibration.cpus} if calibration.device_type == "cpu" else {}),
         **({"engine.quantization": calibration.quantisation} if calibration.quantisation else {}),
+        **({"engine.prefill_quantization": other} if (other := deployment.prefill_weights) else {}),
         **{name: number for name, number in parts.items() if number > 1},
     }
 

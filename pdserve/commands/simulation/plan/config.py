@@ -17,7 +17,7 @@ from pdserve.shared.errors import ConfigError
 
 _FLAGS: Final[Groups] = {
     "load": ("scenario", "trace", "length_scale", "rate", "requests", "seeds"),
-    "cluster": ("calibration", "modes", "max_nodes", "price"),
+    "cluster": ("calibration", "prefill_calibration", "modes", "max_nodes", "price"),
     "promises": ("ttft_s", "tpot_s", "target", "admission"),
     "answer": ("extrapolate", "json"),
 }

@@ -25,6 +25,7 @@ class Knee(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one node under this load. Beyond a rate, its queue only grows."""
 
     prefill_per_s: float  # requests per second that one node can prefill
+    other_prefill_per_s: float  # and one with the other weights for prompts; 0: there are none
     decode_per_s: float  # requests per second that one node can decode within the TPOT
     batch: int  # most requests in a decode step within the TPOT
     mean_prompt: float  # tokens
@@ -42,7 +43,8 @@ class Knee(msgspec.Struct, frozen=True, kw_only=True):
 
         In modes where any node does anything, only the sum counts.
         """
-        for_prompts, for_decodes = rate / self.prefill_per_s, rate / self.decode_per_s
+        per_s = self.other_prefill_per_s if deployment.prefill_weights else self.prefill_per_s
+        for_prompts, for_decodes = rate / per_s, rate / self.decode_per_s
         if deployment.mode == "disaggregated":
             return for_prompts <= deployment.prefill and for_decodes <= deployment.decode
         return for_prompts + for_decodes <= deployment.num_nodes
@@ -65,12 +67,17 @@ def knee_of(rig: Rig, case: CompareCase, promise: Promise, count: int) -> Knee:
     batch = bisect_right(range(1, most + 1), limit_s, key=lambda b: perf.decode_s(b, b * context))
     batch = max(1, batch)
     shared = list(_shared(sketches, case.workload.block_tokens))
-    prefill_s = fmean(
-        perf.prefill_s(s.num_prompt - num_shared, num_shared, machine.token_budget)
-        for s, num_shared in zip(sketches, shared, strict=True)
-    )
+
+    def prefill_per_s(node: Machine) -> float:
+        model = node.perf()
+        return 1 / fmean(
+            model.prefill_s(s.num_prompt - num_shared, num_shared, node.token_budget)
+            for s, num_shared in zip(sketches, shared, strict=True)
+        )
+
     return Knee(
-        prefill_per_s=1 / prefill_s,
+        prefill_per_s=prefill_per_s(machine),
+        other_prefill_per_s=prefill_per_s(Machine.of(rig.prefill)) if rig.prefill else 0.0,
         decode_per_s=batch / (max(output, 1.0) * perf.decode_s(batch, batch * context)),
         batch=batch,
         mean_prompt=prompt,

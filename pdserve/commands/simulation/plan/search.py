@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import isclose
 
@@ -21,6 +21,7 @@ from pdserve.shared.errors import CalibrationError, ConfigError
 _ENOUGH = 2  # deployments of a mode that serve the load: the cheapest, and one to compare it with
 _MOST_OTHERS = 3  # deployments that are tried instead of the chosen one if something changes
 _DEAR = 1.5  # of the cheapest that serves the load: what costs more is not tried any more
+Variants = Callable[[Deployment], list[Deployment]]  # as Rig.variants
 OFF = 0.2  # by how much the rate, lengths and step times may turn out different
 
 
@@ -72,7 +73,7 @@ class Search:
         error: CalibrationError | None = None
         for mode in modes:
             num_good = 0
-            for deployment in candidates(mode, self.max_nodes, self.prices):
+            for deployment in candidates(mode, self.max_nodes, self.prices, self.rig.variants):
                 if not knee.could_serve(deployment, rate):
                     continue
                 price = price_per_hour(deployment, self.prices)
@@ -137,7 +138,7 @@ class Search:
         best = now.deployment if self.serves(now) else None
         others = [
             other
-            for other in candidates(chosen.mode, self.max_nodes, self.prices)
+            for other in candidates(chosen.mode, self.max_nodes, self.prices, self.rig.variants)
             if (price_per_hour(other, self.prices) < price) is (best is not None)
             and other != chosen
             and knee.could_serve(other, rate)
@@ -148,14 +149,17 @@ class Search:
         return Change(what, now.attainment, next(good, best))
 
 
-def candidates(mode: Mode, max_nodes: int, prices: Prices) -> list[Deployment]:
-    """Return the deployments of a mode, cheapest first."""
+def candidates(
+    mode: Mode, max_nodes: int, prices: Prices, variants: Variants = lambda one: [one]
+) -> list[Deployment]:
+    """Return the deployments of a mode, cheapest first, with all weights that there are."""
     if mode == "colocated":
         return [Deployment(mode, 0, count) for count in range(1, max_nodes + 1)]
     pairs = [
-        Deployment(mode, prefill, decode)
+        variant
         for prefill in range(1, max_nodes)
         for decode in range(1, max_nodes + 1 - prefill)
+        for variant in variants(Deployment(mode, prefill, decode))
     ]
     return sorted(pairs, key=lambda pair: price_per_hour(pair, prices))
 

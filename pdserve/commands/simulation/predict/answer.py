@@ -14,7 +14,7 @@ from pdserve.commands.simulation.predict.config import PredictConfig
 from pdserve.commands.simulation.predict.deployment import Deployment, Rig, idle_latencies
 from pdserve.commands.simulation.predict.load import Question, Ranged
 from pdserve.measured.calibration import Calibration, HeldOutErrors, read_calibration
-from pdserve.shared.errors import ConfigError
+from pdserve.shared.errors import CalibrationError, ConfigError
 
 _IDLE_REQUESTS = 20
 
@@ -65,15 +65,38 @@ def question_of(config: PredictConfig) -> Question:
 
 
 def rig_of(config: PredictConfig, calibration: Calibration, *, admission: bool) -> Rig:
-    """Return what all simulations with these settings have in common."""
+    """Return what all simulations with these settings have in common.
+
+    Raises:
+        CalibrationError: the calibration of prefill nodes cannot be read, or is of another model.
+    """
+    prefill = None
+    if config.prefill_calibration:
+        prefill = load_calibration(config.prefill_calibration)
+        _check_pair(prefill, calibration)
     return Rig(
         calibration=calibration,
         policy=config.policy,
-        ranges=Ranged(calibration, extrapolates=config.extrapolate),
+        ranges=Ranged(calibration, extrapolates=config.extrapolate, prompts_of=prefill),
         one_host=config.one_host,
         admission=admission,
         target=config.target,
+        prefill=prefill,
     )
+
+
+def _check_pair(prefill: Calibration, decode: Calibration) -> None:
+    """Raises CalibrationError: nodes of the two are not the prefill and decode nodes of a model."""
+    if prefill.model != decode.model or prefill.shape.layout != decode.shape.layout:
+        raise CalibrationError(
+            f"prefill nodes were calibrated with {prefill.model}, and decode nodes with "
+            f"{decode.model}, or with other KV: calibrate both with one model and one --kv-dtype"
+        )
+    if prefill.quantisation == decode.quantisation:
+        raise CalibrationError(
+            f"both calibrations are of quantization {decode.quantisation or 'none'}: calibrate "
+            "prefill nodes with another one, or leave --prefill-calibration out"
+        )
 
 
 def card_of(config: PredictConfig, rig: Rig) -> Card:

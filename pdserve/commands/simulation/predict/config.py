@@ -19,6 +19,13 @@ class PredictConfig(ConfigStruct, frozen=True):
     calibration: Annotated[
         str, Meta(description="calibration file of a node, or a built-in one: a100-13b, core-53m")
     ] = "core-53m"
+    prefill_calibration: Annotated[
+        str,
+        Meta(
+            description="that of prefill nodes with other weights, with which mode disaggregated "
+            "is tried, too"
+        ),
+    ] = ""
     scenario: Annotated[
         ScenarioName, Meta(description="a synthetic mixture of requests, as in bench compare")
     ] = "long-prompts"

@@ -42,6 +42,8 @@ class Deployment(msgspec.Struct, frozen=True):
     prefill: int
     decode: int
     policies: str = ""  # other ones than the mode has by itself, as in `pdserve bench compare`
+    # `--quantization` of prefill nodes, if it is not that of decode nodes; empty: it is.
+    prefill_weights: str = ""
 
     @property
     def num_nodes(self) -> int:
@@ -55,6 +57,8 @@ class Deployment(msgspec.Struct, frozen=True):
             text = f"colocated {self.num_nodes}"
         else:
             text = f"{self.mode} {self.prefill}P{self.decode}D"
+        if self.prefill_weights:
+            text += f" (prefill {self.prefill_weights})"
         return f"{text} {self.policies}" if self.policies else text
 
 
@@ -69,6 +73,20 @@ class Rig:
     admission: bool
     target: float
     slower: float = 1.0  # factor on the times of steps
+    prefill: Calibration | None = None  # of nodes with other weights, for `prefill_weights`
+
+    def of(self, deployment: Deployment, role: NodeRole) -> Calibration:
+        """Return the calibration of a deployment's nodes of this role."""
+        if role is NodeRole.PREFILL and deployment.prefill_weights and self.prefill is not None:
+            return self.prefill
+        return self.calibration
+
+    def variants(self, deployment: Deployment) -> list[Deployment]:
+        """Return a deployment, and that with other weights on its prefill nodes, if there are."""
+        if self.prefill is None or deployment.mode != "disaggregated":
+            return [deployment]
+        weights = self.prefill.quantisation or "none"
+        return [deployment, msgspec.structs.replace(deployment, prefill_weights=weights)]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,8 +190,10 @@ def _one_by_one(rig: Rig, case: CompareCase, count: int) -> Iterable[Call]:
 
 
 def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coordinator]:
-    calibration, events = rig.calibration, Events()
-    machine, places = _machine(rig), _places(rig, deployment, events)
+    events = Events()
+    places = _places(rig, deployment, events)
+    calibrations = {role: rig.of(deployment, role) for role in NodeRole}
+    machines = {role: _machine(rig, made) for role, made in calibrations.items()}
     policy, router = rig.policy, RoutingConfig().router
     if deployment.policies:
         contestant = PolicyContestant.parse(deployment.policies, deployment.mode)
@@ -182,17 +202,20 @@ def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coor
     roles = [NodeRole.PREFILL] * num_prefill
     roles += [NodeRole.DECODE] * (len(places) - num_prefill)
     if deployment.mode == "multiplexed":  # each node has the memory of two
-        machine = replace(machine, num_kv_tokens=2 * machine.num_kv_tokens)
+        machines = {
+            role: replace(one, num_kv_tokens=2 * one.num_kv_tokens)
+            for role, one in machines.items()
+        }
     nodes = [
         Node(
             f"{role.name.lower()}-{number}",
             role,
-            machine,
+            machines[role],
             events,
             policy,
             host=host,
             cores=cores,
-            scatter=ResidualScatter(calibration.residuals, f"{seed} {number}"),
+            scatter=ResidualScatter(calibrations[role].residuals, f"{seed} {number}"),
         )
         for number, (role, (host, cores)) in enumerate(zip(roles, places, strict=True))
     ]
@@ -211,14 +234,14 @@ def _places(
     return [
         (
             host or Host(f"host-{number}", bus, threads),
-            SplitCores(events, _machine(rig), threads, bus, rig.policy),
+            SplitCores(events, _machine(rig, rig.calibration), threads, bus, rig.policy),
         )
         for number in range(deployment.decode)
     ]
 
 
-def _machine(rig: Rig) -> Machine:
-    machine = Machine.of(rig.calibration)
+def _machine(rig: Rig, calibration: Calibration) -> Machine:
+    machine = Machine.of(calibration)
     if rig.slower == 1.0:
         return machine
     costs = {region: scaled(of, rig.slower) for region, of in machine.step_costs.items()}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pdserve.commands.bench.compare.cases import CompareCase, made_up, replayed
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.bench.load.scenarios import ScenarioName
@@ -117,9 +119,24 @@ class BatchOutside(CalibrationError):
 class Ranged:
     """Compares what is simulated with the ranges of the calibration."""
 
-    def __init__(self, calibration: Calibration, *, extrapolates: bool) -> None:
-        """`extrapolates`: what lies outside is counted, and otherwise refused."""
+    def __init__(
+        self,
+        calibration: Calibration,
+        *,
+        extrapolates: bool,
+        prompts_of: Calibration | None = None,
+    ) -> None:
+        """
+        Args:
+            calibration: of all nodes, or of those that decode.
+            extrapolates: what lies outside is counted, and otherwise refused.
+            prompts_of: of other nodes, whose prompts have to be within it, too.
+        """
         self._ranges = calibration.ranges
+        if prompts_of is not None:
+            own, others = self._ranges.prompt_tokens, prompts_of.ranges.prompt_tokens
+            both = Range(max(own.least, others.least), min(own.most, others.most))
+            self._ranges = replace(self._ranges, prompt_tokens=both)
         self._extrapolates = extrapolates
         self.outside: dict[str, tuple[int, int]] = {}  # what |-> the least and the most of it
 

@@ -17,7 +17,16 @@ from pdserve.shared.errors import ConfigError
 
 _FLAGS: Final[Groups] = {
     "load": ("scenario", "trace", "length_scale", "rates", "scale", "requests", "seeds"),
-    "cluster": ("calibration", "modes", "policies", "prefill", "decode", "one_host", "admission"),
+    "cluster": (
+        "calibration",
+        "prefill_calibration",
+        "modes",
+        "policies",
+        "prefill",
+        "decode",
+        "one_host",
+        "admission",
+    ),
     "promises": ("ttft_s", "tpot_s", "target"),
     "answer": ("extrapolate", "json"),
 }

@@ -49,7 +49,9 @@ def answer(config: SimulateConfig) -> SimulateReport:
     chosen = [(mode, "") for mode in config.modes]
     chosen += [(config.modes[0], policies) for policies in config.policies]
     deployments = [
-        Deployment(mode, config.prefill, config.decode, policies) for mode, policies in chosen
+        variant
+        for mode, policies in chosen
+        for variant in rig.variants(Deployment(mode, config.prefill, config.decode, policies))
     ]
     case = question.case(calibration, 0)
     promise = promise_of(config, rig, case, deployments)

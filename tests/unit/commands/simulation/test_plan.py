@@ -15,6 +15,7 @@ from pdserve.commands.bench.compare.goodput import Goodput
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.cli.main import build_parser
 from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.simulation.machine import scaled
 from pdserve.commands.simulation.plan.choice import choose
 from pdserve.commands.simulation.plan.commands import commands, helm_values
 from pdserve.commands.simulation.plan.config import PlanConfig, Prices
@@ -26,6 +27,7 @@ from pdserve.commands.simulation.plan.search import candidates, front
 from pdserve.commands.simulation.plan.table import tables
 from pdserve.commands.simulation.predict.answer import load_calibration, question_of, rig_of
 from pdserve.commands.simulation.predict.deployment import Deployment
+from pdserve.measured.calibration import write_calibration
 from pdserve.settings.config import NodeConfig, PolicyConfig
 from pdserve.settings.flags import config_from
 from pdserve.settings.values import parse_bytes
@@ -300,3 +302,53 @@ def test_a_rate_is_needed() -> None:
 
 def vars_of(config: PlanConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in config.__struct_fields__}
+
+
+def test_prefill_nodes_with_other_weights_are_tried_too(tmp_path: Path) -> None:
+    """With their own times: half as long for prompts. One such node does what two of others do."""
+    decode = msgspec.structs.replace(load_calibration("a100-13b"), quantisation="int4")
+    half = msgspec.structs.replace(
+        decode,
+        quantisation="int8",
+        prefill=scaled(decode.prefill, 0.5),
+        mixed=scaled(decode.mixed, 0.5),
+        believed=None,
+    )
+    files = {}
+    for one in (decode, half):
+        files[one.quantisation] = str(tmp_path / f"{one.quantisation}.json")
+        write_calibration(one, Path(files[one.quantisation]))
+    asked = {
+        "rate": 12.0,
+        "calibration": files["int4"],
+        "prefill_calibration": files["int8"],
+        "modes": ["disaggregated"],
+        "max_nodes": 3,
+    }
+    plan = answer(PlanConfig(**(vars_of(LOAD) | asked)))
+    assert plan.knee.other_prefill_per_s > 1.5 * plan.knee.prefill_per_s
+    by_weights = {one.deployment.prefill_weights for one in plan.tried}
+    assert by_weights == {"", "int8"}
+    pair = {
+        one.deployment.prefill_weights: one.result.parts.prefill
+        for one in plan.tried
+        if (one.deployment.prefill, one.deployment.decode) == (1, 1)
+    }
+    assert (pair["int8"] or 0) < 0.8 * (pair[""] or 0)
+    chosen = Deployment("disaggregated", 1, 1, prefill_weights="int8")
+    assert chosen.text == "disaggregated 1P1D (prefill int8)"
+    line = commands(chosen, decode, Promise(1.0, 0.05), PolicyConfig())[0]
+    assert "engine.quantization=int4" in line
+    assert "engine.prefill_quantization=int8" in line
+
+
+def test_calibrations_of_a_pair_are_of_one_model_and_of_two_weights(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    for changed, said in (
+        ({"model": "another"}, "calibrate both with one model"),
+        ({}, "leave --prefill-calibration out"),
+    ):
+        other = msgspec.structs.replace(load_calibration("a100-13b"), **changed)
+        write_calibration(other, path)
+        with pytest.raises(CalibrationError, match=said):
+            answer(PlanConfig(**(vars_of(LOAD) | {"prefill_calibration": str(path)})))
