@@ -30,7 +30,7 @@ def unpack(packed: PackedLinear) -> Tensor:
 
 def _plain(packed: PackedLinear, panels: Tensor) -> Tensor:
     inputs = 32 // packed.form.bits  # of an output, side by side
-    if packed.form.bits == 8:
+    if packed.form.dtype == "int8":
         values = panels.float() - 128
     else:
         values = panels.view(torch_dtype(packed.form.dtype)).float()

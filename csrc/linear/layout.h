@@ -6,7 +6,8 @@
 //     float32   [panels][num_in][16]
 //     bfloat16  [panels][num_in / 2][16][2]
 //     int8      [panels][num_in / 4][16][4], each as a byte that is greater by 128
-// Padded with zeros: outputs to a whole panel, inputs to a whole unit, and of int8 to 32. In a gated matrix, panel 2i
+//     fp8       likewise, as e4m3
+// Padded with zeros: outputs to a whole panel, inputs to a whole unit, and of bytes to 32. In a gated matrix, panel 2i
 // holds 16 outputs of the upper half (gate), panel 2i + 1 the same 16 of the lower half (up). Each
 // half is padded to whole panels.
 //
@@ -17,9 +18,9 @@
 
 namespace pdserve::linear {
 
-enum class WeightType { kFloat32, kBFloat16, kInt8, kCoded };
+enum class WeightType { kFloat32, kBFloat16, kInt8, kFp8, kCoded };
 
-constexpr int kNumForms = 3;  // without coded ones, for which see coding.h
+constexpr int kNumForms = 4;  // without coded ones, for which see coding.h
 
 constexpr int kPanelOutputs = 16;
 
@@ -49,6 +50,7 @@ constexpr FormTraits kForms[kNumForms] = {
     {"float32", 1, 1, false, 0},
     {"bfloat16", 2, 2, false, 0},
     {"int8", 4, 32, true, 0},
+    {"fp8", 4, 32, true, 0},
 };
 
 [[maybe_unused]] constexpr const FormTraits& traits_of(WeightType type) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "../isa/fp8.h"
 #include "../isa/simd.h"
 #include "../threads/thread_pool.h"
 #include "panel_rows.h"
@@ -43,10 +44,16 @@ public:
             case WeightType::kBFloat16:
                 pack<BFloat16, 2>([](BFloat16& packed, T value, int) { copy(packed, value); });
                 return true;
-            case WeightType::kInt8: break;
+            case WeightType::kInt8:
+                return quantise(127.0f, [](float ratio) {
+                    // Adding 1.5 * 2**23 rounds to an integer, ties to even.
+                    return static_cast<int>((ratio + 12582912.0f) - 12582912.0f) + kInt8Zero;
+                });
+            case WeightType::kFp8:
+                return quantise(kLargestFp8, fp8_code_of);
             case WeightType::kCoded: break;  // by pack_codes
         }
-        return quantise();
+        return false;
     }
 
 private:
@@ -80,7 +87,9 @@ private:
         }
     }
 
-    bool quantise() {
+    // Rounds to codes, of which that of a row's largest magnitude stands for `largest_code`.
+    template <class CodeOf>
+    bool quantise(float largest_code, const CodeOf& code_of) {
         float* scales = target_.scales + rows_.panel * kPanelOutputs;
         float divisors[kPanelOutputs];
         bool is_finite = true;
@@ -93,18 +102,17 @@ private:
             }
             is_finite = is_finite && largest_bits < 0x7f800000;
             const auto largest = __builtin_bit_cast(float, largest_bits);
-            const float scale = largest / 127.0f;
+            const float scale = largest / largest_code;
             scales[rows_.lane + i] = scale;
             divisors[i] = scale > 0.0f ? scale : 1.0f;
         }
         for (int lane = rows_.lane + rows_.count; lane < end_lane_; ++lane) scales[lane] = 0.0f;
         if (!is_finite) return false;
         pack<uint8_t, 4>([&](uint8_t& packed, T value, int i) {
-            // A denormal scale has lost digits, and could lead to values above 127.
-            const float ratio = std::clamp(to_float(value) / divisors[i], -127.0f, 127.0f);
-            // Adding 1.5 * 2**23 rounds to an integer, ties to even.
-            const auto code = static_cast<int>((ratio + 12582912.0f) - 12582912.0f);
-            packed = static_cast<uint8_t>(code + kInt8Zero);
+            // A denormal scale has lost digits, and could lead to larger values.
+            const float ratio = to_float(value) / divisors[i];
+            packed = static_cast<uint8_t>(
+                code_of(std::clamp(ratio, -largest_code, largest_code)));
         });
         return true;
     }

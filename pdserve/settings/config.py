@@ -54,7 +54,7 @@ RouterName = Literal[
     "ppd",
     "prfaas",
 ]
-Quantization = Literal["none", "int8", "int4"]
+Quantization = Literal["none", "int8", "fp8", "int4"]
 AttentionName = Literal["auto", "flashinfer", "flash_attn", "triton", "reference"]
 PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
@@ -133,8 +133,8 @@ class EngineConfig(ConfigStruct, frozen=True):
     quantization: Annotated[
         Quantization,
         Meta(
-            description="int8: 8-bit weight matrices (CPU only), half the memory traffic; int4: "
-            "4-bit ones, but for the last, a third"
+            description="int8, fp8: 8-bit weight matrices (CPU only), half the memory traffic; "
+            "int4: 4-bit ones, but for the last, a third"
         ),
     ] = "none"
     prefill_quantization: Annotated[

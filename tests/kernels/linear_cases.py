@@ -16,10 +16,10 @@ from pdserve.engine.native.linear import (
     linear,
     pack,
 )
-from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, WeightForm
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, FP8, INT8, WeightForm
 from tests.unpack import unpack
 
-WEIGHT_FORMS = [FLOAT32, BFLOAT16, INT8]
+WEIGHT_FORMS = [FLOAT32, BFLOAT16, INT8, FP8]
 DTYPES = [torch.float32, torch.bfloat16]
 GATED = {  # gate and up -> two factors
     LinearResult.GATED_SILU: lambda gate, up: (functional.silu(gate), up),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve import _native
+from pdserve.engine.layers import quantised
 from pdserve.engine.native.linear import (
     PackedLinear,
     aligned_bytes,
@@ -21,7 +22,7 @@ from pdserve.engine.native.linear import (
     pack_rows,
     packed_size,
 )
-from pdserve.engine.plan.forms import BFLOAT16, FLOAT16, FLOAT32, INT8, WeightForm
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT16, FLOAT32, FP8, INT8, WeightForm
 from tests.kernels.linear_cases import DTYPES, WEIGHT_FORMS
 from tests.unpack import unpack
 
@@ -56,6 +57,19 @@ def test_int8_is_the_nearest_of_255_values(dtype: torch.dtype, is_gated: bool) -
     assert torch.equal(found, steps * scale)
     assert steps.abs().max() == 127
     assert bool(((found - weight.float()).abs() <= largest / 253).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_fp8_is_what_torch_rounds_to(dtype: torch.dtype, is_gated: bool) -> None:
+    """Of each row as much of its range as float8 has, and small numbers with fewer digits."""
+    weight = torch.randn(74, 33) * torch.logspace(-9, 9, 74)[:, None]
+    weight = (weight * torch.logspace(-5, 0, 33)).to(dtype)
+    weight[5] = 0
+    codes, scales = quantised(weight, torch.float8_e4m3fn)
+    found = unpack(pack(weight, form=FP8, is_gated=is_gated))
+    assert torch.equal(found, codes.float() * scales[:, None])
+    assert len(codes.view(torch.uint8).unique()) > 200, "of 253"
 
 
 def test_int8_of_numbers_that_have_lost_digits() -> None:
@@ -112,11 +126,14 @@ def test_the_threads_make_no_difference(form: WeightForm) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_int8_refuses_what_is_not_finite(dtype: torch.dtype, value: float) -> None:
+@pytest.mark.parametrize("form", [INT8, FP8])
+def test_codes_refuse_what_is_not_finite(
+    form: WeightForm, dtype: torch.dtype, value: float
+) -> None:
     weight = torch.randn(40, 9).to(dtype)
     weight[33, 4] = value
     with pytest.raises(ValueError, match=r"rows: expected finite values.* in row 3[2-9]"):
-        pack(weight, form=INT8)
+        pack(weight, form=form)
     pack(weight, form=BFLOAT16)
 
 
@@ -164,7 +181,7 @@ def misaligned(num_bytes: int) -> Tensor:
 
 
 MATRIX_ERRORS: list[tuple[SimpleNamespace, type[Exception], str]] = [
-    (parts(form=FLOAT16), ValueError, "form: expected one of float32, .*int8, found float16"),
+    (parts(form=FLOAT16), ValueError, "form: expected one of float32, .*fp8, found float16"),
     (parts(num_out=63), ValueError, "num_out: expected an even number.*found 63"),
     (parts(num_out=0), ValueError, "at least 1.*found 0 and 10"),
     (parts(num_in=-1), ValueError, "found 64 and -1"),

@@ -60,20 +60,21 @@ struct Chunk {
     }
 };
 
-// 32 inputs of a panel of int8, as bfloat16, which every int8 is exactly.
+// 32 inputs of a panel of bytes, as bfloat16, which what each stands for is exactly.
+template <WeightType kType>
 PDSERVE_INLINE void widen_tile(const uint8_t* units, uint8_t* tile) {
 #if defined(__AVX512BF16__)
 #pragma GCC unroll 16
-    for (int i = 0; i < 8 * ReadInt8Pairs::kSteps; ++i) {
+    for (int i = 0; i < 8 * ReadBytePairs<kType>::kSteps; ++i) {
         PairLanes lanes[1];
-        ReadInt8Pairs::read(units + i / 2 * kUnitBytes, i % 2, lanes);
+        ReadBytePairs<kType>::read(units + i / 2 * kUnitBytes, i % 2, lanes);
         store(tile + i * kTileRowBytes, lanes[0]);
     }
 #else
     for (int i = 0; i < 8 * kUnitBytes; ++i) {
         const int unit = i / kUnitBytes, lane = i % kUnitBytes / 4, input = i % 4;
         BFloat16 exact;
-        assign(exact, static_cast<float>(units[i] - kInt8Zero));
+        assign(exact, number_of<kType>(splat(uint32_t{units[i]}))[0]);
         const int at = (2 * unit + input / 2) * kTileRowBytes + (2 * lane + input % 2) * 2;
         __builtin_memcpy(tile + at, &exact, sizeof(exact));
     }
@@ -82,7 +83,7 @@ PDSERVE_INLINE void widen_tile(const uint8_t* units, uint8_t* tile) {
 
 template <WeightType kType>
 class TileMultiply {
-    static constexpr bool kIsInt8 = kType == WeightType::kInt8;
+    static constexpr bool kIsBytes = traits_of(kType).unit_inputs == 4;
     static constexpr int kUnitsInTile = kTileInputs / traits_of(kType).unit_inputs;
 
 public:
@@ -126,7 +127,7 @@ private:
         const uint8_t* panels = call_.weights + first_panel * layout.panel_bytes;
         const int64_t num_whole = layout.num_units / kUnitsInTile;
         const int64_t units_left = layout.num_units % kUnitsInTile;
-        if constexpr (kIsInt8) {
+        if constexpr (kIsBytes) {
             return {first_panel, scratch_, num_tiles_ * kTileBytes, num_tiles_, nullptr};
         }
         for (int p = 0; p < kPanels && units_left > 0; ++p) {
@@ -149,11 +150,11 @@ private:
         for (int p = 0; p < kPanels; ++p) {
             prefetch(units + kStreamAhead, kUnitsInTile * kUnitBytes);
             if (left >= kUnitsInTile) {
-                widen_tile(units, wide);
+                widen_tile<kType>(units, wide);
             } else {
                 alignas(64) uint8_t padded[kUnitsInTile * kUnitBytes] = {};
                 __builtin_memcpy(padded, units, left * kUnitBytes);
-                widen_tile(padded, wide);
+                widen_tile<kType>(padded, wide);
             }
             units += layout.panel_bytes;
             wide += num_tiles_ * kTileBytes;
@@ -185,7 +186,7 @@ private:
         const int64_t in_piece = row_tiles == 1 ? num_tiles_ : kTilesInPiece;
         for (int64_t first = 0; first < num_tiles_; first += in_piece) {
             const int64_t end = num_tiles_ - first < in_piece ? num_tiles_ : first + in_piece;
-            if constexpr (kIsInt8) widen<kPanels>(first_panel, first);
+            if constexpr (kIsBytes) widen<kPanels>(first_panel, first);
             for (int64_t row_tile = 0; row_tile < row_tiles; row_tile += kRows) {
                 const Piece piece{row_tile, first, end, sums + row_tile * kTileRows * kStride};
                 if (row_tile + kRows <= row_tiles) {
@@ -228,16 +229,16 @@ private:
         const int64_t after_end = kStreamAhead + (kPanels - 1) * chunk.panel_bytes;
         const uint8_t* x = x_ + piece.row_tile * x_tile_bytes() + piece.first * kTileBytes;
         for (int64_t k = piece.first; k < piece.end; ++k, x += kTileBytes) {
-            if (kIsInt8 && is_first_pass && k + 1 < piece.end) {
-                widen<kPanels>(chunk.first_panel, k + 1);
+            if constexpr (kIsBytes) {
+                if (is_first_pass && k + 1 < piece.end) widen<kPanels>(chunk.first_panel, k + 1);
             }
-            if (!kIsInt8 && kRows > 1) fetch.take_turn();
+            if (!kIsBytes && kRows > 1) fetch.take_turn();
             unrolled<kRows>(
                 [&](auto r) { tiles_.load<kX + r>(x + r * x_tile_bytes(), kTileRowBytes); });
             unrolled<kPanels>([&](auto p) {
                 constexpr int weights = kWeights + p % (8 - kWeights);
                 const uint8_t* tile = chunk.tile(p, k);
-                if (!kIsInt8 && kRows == 1 && is_first_pass) {
+                if (!kIsBytes && kRows == 1 && is_first_pass) {
                     prefetch(tile + (k < near_end ? kStreamAhead : after_end), kTileBytes);
                 }
                 tiles_.load<weights>(tile, kTileRowBytes);
@@ -287,7 +288,8 @@ void tile_rows(const Rows& rows, int64_t num_in, int64_t padded, void* target) {
 }  // namespace
 
 const TileKernels PDSERVE_OF_THIS_BUILD(TileKernels) = {
-    .by_tiles = {nullptr, multiply_item<WeightType::kBFloat16>, multiply_item<WeightType::kInt8>},
+    .by_tiles = {nullptr, multiply_item<WeightType::kBFloat16>, multiply_item<WeightType::kInt8>,
+        multiply_item<WeightType::kFp8>},
     .tile_rows = tile_rows,
 };
 

@@ -36,8 +36,8 @@ PDSERVE_INLINE Halves halves_of(PairLanes pairs) {
 template <WeightType kType>
 PDSERVE_INLINE Halves weights_at(const uint8_t* panel, int64_t i) {
     PairLanes lanes[1];
-    if constexpr (kType == WeightType::kInt8) {
-        ReadInt8Pairs::read(panel + i / 2 * kUnitBytes, i % 2, lanes);
+    if constexpr (traits_of(kType).unit_inputs == 4) {
+        ReadBytePairs<kType>::read(panel + i / 2 * kUnitBytes, i % 2, lanes);
     } else {
         ReadBFloat16Pairs::read(panel + i * kUnitBytes, 0, lanes);
     }

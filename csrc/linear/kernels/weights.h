@@ -4,6 +4,7 @@
 // pair of inputs if the CPU multiplies pairs.
 #pragma once
 
+#include "../../isa/fp8.h"
 #include "../../isa/simd.h"
 #include "../layout.h"
 
@@ -39,7 +40,20 @@ struct ReadBFloat16 {
     }
 };
 
-struct ReadInt8 {
+// What bytes of weights stand for, in the lowest byte of each lane: numbers that are bfloat16
+// exactly. Scales are applied to the finished sum.
+template <WeightType kType>
+PDSERVE_INLINE FloatLanes number_of(PairLanes bytes) {
+    if constexpr (kType == WeightType::kFp8) {
+        return numbers_of_fp8(bytes);
+    } else {
+        static_assert(kType == WeightType::kInt8);
+        return __builtin_convertvector((IntLanes)bytes - kInt8Zero, FloatLanes);
+    }
+}
+
+template <WeightType kType>
+struct ReadBytes {
     using Lanes = FloatLanes;
     using Scalar = float;
     static constexpr int kSteps = 4;
@@ -48,8 +62,7 @@ struct ReadInt8 {
 #pragma GCC unroll 4
         for (int v = 0; v < kPanelVectors; ++v) {
             const auto inputs = load_as<PairLanes>(unit + v * kLanes * 4);
-            const auto codes = (IntLanes)(inputs >> (8 * step) & 0xff);
-            lanes[v] = __builtin_convertvector(codes - kInt8Zero, FloatLanes);
+            lanes[v] = number_of<kType>(inputs >> (8 * step) & 0xff);
         }
     }
 };
@@ -75,9 +88,9 @@ struct ReadBFloat16Pairs {
     }
 };
 
-// Every int8 is exactly a bfloat16; the scale is applied to the finished sum. (A table lookup with
-// VBMI is no faster.)
-struct ReadInt8Pairs {
+// (A table lookup with VBMI is no faster for int8.)
+template <WeightType kType>
+struct ReadBytePairs {
     using Lanes = PairLanes;
     using Scalar = uint32_t;
     static constexpr int kSteps = 2;
@@ -86,8 +99,8 @@ struct ReadInt8Pairs {
 #pragma GCC unroll 4
         for (int v = 0; v < kPanelVectors; ++v) {
             FloatLanes inputs[2][kPanelVectors];
-            ReadInt8::read(unit, 2 * step, inputs[0]);
-            ReadInt8::read(unit, 2 * step + 1, inputs[1]);
+            ReadBytes<kType>::read(unit, 2 * step, inputs[0]);
+            ReadBytes<kType>::read(unit, 2 * step + 1, inputs[1]);
             lanes[v] = (PairLanes)inputs[0][v] >> 16 | (PairLanes)inputs[1][v];
         }
     }

@@ -90,6 +90,7 @@ FLOAT32: Final = WeightForm("float32", "float32", 32, _ALL)
 BFLOAT16: Final = WeightForm("bfloat16", "bfloat16", 16, _ALL)
 FLOAT16: Final = WeightForm("float16", "float16", 16, frozenset({"cuda"}))
 INT8: Final = WeightForm("int8", "int8", 8, frozenset({"cpu"}), group=(1, 0), scale_bytes=4)
+FP8: Final = WeightForm("fp8", "float8_e4m3fn", 8, frozenset({"cpu"}), group=(1, 0), scale_bytes=4)
 INT4: Final = WeightForm(
     "int4",
     "uint8",
@@ -100,7 +101,7 @@ INT4: Final = WeightForm(
     coding=Coding(4, 32, has_minimums=True),
 )
 
-FORMS: Final = {form.name: form for form in (FLOAT32, BFLOAT16, FLOAT16, INT8, INT4)}
+FORMS: Final = {form.name: form for form in (FLOAT32, BFLOAT16, FLOAT16, INT8, FP8, INT4)}
 
 
 def fitting_form(form: WeightForm, num_in: int, *, is_head: bool = False) -> WeightForm:

@@ -10,6 +10,7 @@ from pdserve.engine.plan.forms import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
+    FP8,
     INT4,
     INT8,
     ActivationDtype,
@@ -24,6 +25,7 @@ _ERRORS: Final = {  # of what is rounded, at most
     BFLOAT16.name: "off by up to 0.2 %",
     FLOAT16.name: "off by up to 0.05 %",
     INT8.name: "off by up to 0.4 % of a row's largest",
+    FP8.name: "off by up to 6 %",
     INT4.name: "off by up to 5 % of the range of 32",
 }
 
@@ -59,7 +61,7 @@ def multiplied_as(plan: ModelPlan, activations: ActivationDtype, variant: str) -
         variant: the build of the kernels; those of AMX multiply no integers.
     """
     forms = {matrix.form for matrix in plan.matrices}
-    planes = {form.planes for form in forms if form.is_quantised or form.keeps_stored}
+    planes = {form.planes for form in forms if form.dtype in ("int8", "uint8")}
     if activations is ActivationDtype.FLOAT32 or variant.startswith("amx") or not planes:
         return activations
     return " and ".join(f"{8 * each}-bit integers" for each in sorted(planes))

@@ -19,7 +19,7 @@ from pdserve.engine.native.load import load_native_weights
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.native.packed_folder import packed_files
 from pdserve.engine.native.weights import NativeWeights
-from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, WeightForm
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, FP8, INT8, WeightForm
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import MissingTensor, ModelError
@@ -97,6 +97,7 @@ def assert_same(one: NativeWeights, other: NativeWeights) -> None:
         (torch.bfloat16, BFLOAT16),
         (torch.float32, INT8),
         (torch.bfloat16, INT8),
+        (torch.bfloat16, FP8),
     ],
 )
 def test_weights_are_those_of_the_checkpoint(

@@ -21,7 +21,7 @@ from pdserve.commands.bench.step.neighbours import BusyProcesses
 from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.kv.coded_rows import decoded
 from pdserve.engine.native.decoder import NativeDecoder
-from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, INT8, WeightForm
+from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, FP8, INT8, WeightForm
 from pdserve.kv import KvDtype
 from tests.unit.engine_model.small_models import (
     Part,
@@ -77,6 +77,7 @@ CASES = [
 ] + [
     Case(torch.bfloat16, BFLOAT16, False, KvDtype.INT8),
     Case(torch.bfloat16, INT8, True, KvDtype.FP8),
+    Case(torch.bfloat16, FP8, True),
     Case(torch.float32, FLOAT32, False, KvDtype.INT8),
     Case(torch.float32, FLOAT32, True, is_latent=True),
     Case(torch.bfloat16, BFLOAT16, True, is_latent=True),
