@@ -47,7 +47,7 @@ from coordinator.tracing import make_tracing
 from pdserve.metrics import CoordinatorMetrics, pieces_of_all
 from pdserve.model_files.gguf.model import forget_files
 from pdserve.protocol import Welcome
-from pdserve.protocol.status import CoordinatorStatus
+from pdserve.protocol.status import CoordinatorStatus, RoleName
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.shared.addresses import format_address
@@ -100,7 +100,7 @@ class Coordinator:
             share_quotas=tenants.share,
             process=FlowProcess(self._journey_ended, self._history.load_changed, self._describe),
         )
-        self._live = Live(self._models.catalog.status, lambda: kv_used(self._models), self._history)
+        self._live = Live(self._models.catalog.status, self._kv_used, self._history)
         self._costs = self._make_costs()
         self._readers = readers
         self._app = self._make_app(classes, tenants)
@@ -181,6 +181,10 @@ class Coordinator:
             costs=None if self._costs is None else self._costs.now(),
             adapters=self._models.adapter_states(),
         )
+
+    def _kv_used(self) -> dict[RoleName, float]:
+        clusters = self._models.clusters
+        return kv_used(member for cluster in clusters for member in cluster.registry)
 
     def _journey_ended(self, journey: Journey, prompt: PromptHashes) -> None:
         self._history.journey_ended(journey)

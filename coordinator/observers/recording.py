@@ -36,7 +36,7 @@ _ALIVE_S = 15.0  # between two signs of life while there are no requests
 
 
 @dataclass(slots=True, eq=False)
-class Recording:
+class RequestRecording:
     """One client that records."""
 
     began_s: float
@@ -71,7 +71,7 @@ class Recordings:
     def __init__(self, model: str, clock: Clock | None = None) -> None:
         self._model = model
         self._clock = clock or SystemClock()
-        self.running: Final[set[Recording]] = set()
+        self.running: Final[set[RequestRecording]] = set()
 
     async def record(self, request: web.Request) -> web.StreamResponse:
         """GET /admin/record: a TraceHeader, and then a TraceLine for each request, as it ends."""
@@ -81,7 +81,7 @@ class Recordings:
         stream = SseStream(outbox_of(request))
         started = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")
         header = TraceHeader(block_tokens=BLOCK_TOKENS, model=self._model, started=started)
-        recording = Recording(self._clock.now())
+        recording = RequestRecording(self._clock.now())
         self.running.add(recording)
         try:
             await stream.open(request, {})

@@ -111,7 +111,7 @@ def bucket(seconds: float) -> int:
     return floor(log(max(seconds * 1e3, _LEAST_MS)) / log(GROWTH))
 
 
-class Level:
+class LoadLevel:
     """The most and the mean over time of a number that changes now and then."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -225,8 +225,8 @@ class History:
         self._ended = EndedRequests()
         self._began_s = now()
         self._counts = Counts()
-        self._inflight = Level(now)
-        self._waiting = Level(now)
+        self._inflight = LoadLevel(now)
+        self._waiting = LoadLevel(now)
 
     @property
     def num_journeys(self) -> int:

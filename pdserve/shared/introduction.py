@@ -11,11 +11,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from functools import lru_cache
+from typing import Final
 
 from pdserve.shared.errors import MalformedMessage
 
 KEY_BYTES = 32
 INTRODUCTION_BYTES = 32
+MOST_KNOWN: Final = 1 << 12  # pairs of incarnations that were introduced lately
 
 
 def new_key() -> bytes:
@@ -33,6 +36,7 @@ def check_key(key: bytes) -> None:
         raise MalformedMessage(f"an introduction key has {KEY_BYTES} bytes, this has {len(key)}")
 
 
+@lru_cache(MOST_KNOWN)
 def introduce(key: bytes, exporter_incarnation: str, puller_incarnation: str) -> bytes:
     """What a puller presents to the exporter that has this key, as one incarnation to another."""
     # The length keeps ("a", "bc") and ("ab", "c") apart.

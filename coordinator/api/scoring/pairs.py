@@ -19,7 +19,7 @@ from pdserve.shared.errors import InvalidRequest, PdserveError
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class TextPairs:
     """Pairs of texts: of each the first and the second one, as indices."""
 
     first: Sequence[str]
@@ -37,7 +37,7 @@ class ScoredPairs:
 
 
 async def scored_pairs(
-    pairs: Pairs, body: ScoringFields, model: Model, terms: ServiceTerms
+    pairs: TextPairs, body: ScoringFields, model: Model, terms: ServiceTerms
 ) -> ScoredPairs:
     """Plan the prompts of a call. Raises RequestError."""
     model.scoring.check()
@@ -63,14 +63,16 @@ async def scored_pairs(
     return ScoredPairs(prompts, lambda events: _cosines(events, pairs, model.embedding))
 
 
-def _cosines(events: Sequence[TokenEvent], pairs: Pairs, embedding: EmbeddingModel) -> list[float]:
+def _cosines(
+    events: Sequence[TokenEvent], pairs: TextPairs, embedding: EmbeddingModel
+) -> list[float]:
     vectors = [embedding.direction(event.embedding) for event in events]
     num_first = len(pairs.first)
     return [float(vectors[i] @ vectors[num_first + j]) for i, j in pairs.indices]
 
 
 async def _judged(
-    pairs: Pairs, body: ScoringFields, model: Model, terms: ServiceTerms, judge: YesNo
+    pairs: TextPairs, body: ScoringFields, model: Model, terms: ServiceTerms, judge: YesNo
 ) -> ScoredPairs:
     texts = [
         judge.pair(body.instruction, pairs.first[i], pairs.second[j]) for i, j in pairs.indices

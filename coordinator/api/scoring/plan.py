@@ -23,7 +23,7 @@ from coordinator.api.scoring.objects import (
     ScoreRequest,
     Scores,
 )
-from coordinator.api.scoring.pairs import Pairs, ScoredPairs, scored_pairs
+from coordinator.api.scoring.pairs import ScoredPairs, TextPairs, scored_pairs
 from pdserve.shared.errors import InvalidRequest
 
 _Side = str | list[str] | None
@@ -59,7 +59,7 @@ async def _rerank(ask: Ask, *, shows_documents: bool) -> ScoringPlan:
     model = ask.context.model_of(body.model, ask.trace)
     terms = service_terms(body, ask.headers, ask.context, ask.trace)
     texts = [one.text if isinstance(one, Document) else one for one in body.documents]
-    pairs = Pairs([body.query], texts, [(0, index) for index in range(len(texts))], "documents")
+    pairs = TextPairs([body.query], texts, [(0, index) for index in range(len(texts))], "documents")
     if body.return_documents is not None:
         shows_documents = body.return_documents
     answer_id = f"rerank-{ask.trace.unique}"
@@ -94,7 +94,7 @@ async def plan_scores(ask: Ask) -> ScoringPlan:
             "text_1",
         )
     indices = [(min(i, len(first) - 1), min(i, len(second) - 1)) for i in range(number)]
-    planned = await scored_pairs(Pairs(first, second, indices, "text_2"), body, model, terms)
+    planned = await scored_pairs(TextPairs(first, second, indices, "text_2"), body, model, terms)
     answer_id, created = f"score-{ask.trace.unique}", int(time.time())
 
     def show(scores: list[float], usage: PromptUsage) -> Scores:

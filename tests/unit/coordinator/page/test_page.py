@@ -25,7 +25,7 @@ from coordinator.page.history import (
     MOST_UNANSWERED,
     OTHERS,
     History,
-    Level,
+    LoadLevel,
 )
 from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
@@ -141,7 +141,7 @@ def test_a_burst_between_two_looks_is_seen() -> None:
 
 def test_a_level_begins_with_what_is_left() -> None:
     clock = ManualClock()
-    level = Level(clock.now)
+    level = LoadLevel(clock.now)
     level.set(5)
     level.restart()
     assert (level.most, level.mean()) == (5, 5.0)
