@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pdserve.model_files.gguf.config import config_of, full_bytes
+from pdserve.model_files.gguf.config import config_of, full_bytes, served_architecture
 from pdserve.model_files.gguf.model import GgufModel, open_gguf, part_paths, split_pattern
 from pdserve.model_files.gguf.tokenizer import end_ids
 from pdserve.model_files.git_lfs import refuse_pointer
@@ -88,6 +88,7 @@ class Checkpoint:
             UnknownArchitecture: of a GGUF file.
         """
         if (model := self.gguf) is not None:
+            served_architecture(model)  # before its tokens: other kinds of files have none
             return config_of(model, end_ids(model))
         content = self.read_json("config.json")
         if content is None:

@@ -68,6 +68,8 @@ def _advice(found: Recognised) -> str:
         base = f" ({found.other})" if found.other else ""
         return f"merge it into its model{base} with peft's merge_and_unload(), and name the result"
     if found.kind is FileKind.WEIGHTS and not found.other:
+        if not (found.path / "config.json").is_file():
+            return f"it has no config.json: {_SERVED}"
         return f"its weights must be model.safetensors, or shards with an index: {_SERVED}"
     if found.kind is FileKind.HUB_CACHE:
         return f"write --model {found.other}"

@@ -76,12 +76,14 @@ def _packed(checkpoint: Checkpoint) -> str:
     from pdserve.engine.plan.forms import form_of
     from pdserve.engine.plan.model import ModelPlan
     from pdserve.engine.weights.codings import native_plan, stored_as
+    from pdserve.engine.weights.finite import check_scales
     from pdserve.engine.weights.opening import open_tensors
     from pdserve.engine.weights.packing import packing
 
     config = load_model_config(checkpoint)
     whole = ModelPlan.of(config)
-    open_tensors(checkpoint, whole.expected(), ignored=whole.ignored(), within=whole.within())
+    expected, ignored = whole.expected(), whole.ignored()
+    check_scales(open_tensors(checkpoint, expected, ignored=ignored, within=whole.within()))
     form = form_of("none", config.default_dtype("cpu"))
     plan = native_plan(checkpoint, config, form)
     return f"on CPUs, {packing(plan, stored_as(checkpoint, config))}"

@@ -38,9 +38,11 @@ def check_finite(tensors: Mapping[str, Tensor], first_row: int = 0) -> None:
 
 
 def check_scales(tensors: Mapping[str, StoredTensor]) -> None:
-    """Check the scales of all tensors, before anything is decoded. Raises as check_finite."""
+    """Check scales, norms and biases, before anything is decoded. Raises as check_finite."""
     for name, stored in tensors.items():
-        if isinstance(stored, ScaledTensor) and (row := stored.bad_row()) is not None:
+        if len(stored.shape) == 1:
+            check_finite({name: stored[()]})
+        elif isinstance(stored, ScaledTensor) and (row := stored.bad_row()) is not None:
             raise _damaged(name, f"row {row}")
 
 

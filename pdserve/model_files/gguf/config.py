@@ -78,6 +78,23 @@ def architecture_of(model: GgufModel) -> str:
     return GgufFields(model.values, model.path).text("general.architecture")
 
 
+def served_architecture(model: GgufModel) -> str:
+    """As architecture_of. Raises ModelError: it is no model, or of none that is served."""
+    kind = GgufFields(model.values, model.path).text("general.type", "model")
+    if kind != "model":
+        raise ModelError(
+            f"{model.path} is no model, but of the type {kind} (general.type): name the file of "
+            "the language model that it is for"
+        )
+    name = architecture_of(model)
+    if name not in ARCHITECTURES:
+        raise UnknownArchitecture(
+            f"{model.path} is of the architecture {name}; supported are "
+            f"{', '.join(ARCHITECTURES)}: take a model of these"
+        )
+    return name
+
+
 def config_of(model: GgufModel, end_ids: Collection[int]) -> dict[str, Any]:
     """Return what config.json would hold.
 
@@ -85,16 +102,8 @@ def config_of(model: GgufModel, end_ids: Collection[int]) -> dict[str, Any]:
         UnknownArchitecture: it is not served; lists those that are.
         ModelError: a key is missing, of the wrong type, or asks for arithmetic that is not served.
     """
-    general = GgufFields(model.values, model.path)
-    if (kind := general.text("general.type", "model")) != "model":
-        raise ModelError(f"{model.path} is no model, but of the type {kind} (general.type)")
-    name = architecture_of(model)
-    if name not in ARCHITECTURES:
-        raise UnknownArchitecture(
-            f"{model.path} is of the architecture {name}; supported are "
-            f"{', '.join(ARCHITECTURES)}: take a model of these"
-        )
-    fields = general.under(f"{name}.")
+    name = served_architecture(model)
+    fields = GgufFields(model.values, model.path, f"{name}.")
     architecture = ARCHITECTURES[name]
     _refuse_foreign(fields, architecture)
     config = _sizes(fields, model)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pdserve.commands.cli import inspect_model
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.native.packed_folder import packed_files
@@ -51,6 +52,26 @@ def test_one_value_is_enough(
         assert not packed_files(cache.folder), "what is damaged is not kept"
     with pytest.raises(ModelError, match=f"{name} .* {where}"):
         load_torch_weights(checkpoint, plan, ActivationDtype.BFLOAT16, cpu)
+
+
+def test_norms_and_biases_are_looked_at_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So `pdserve inspect` finds them, too."""
+    path = make_checkpoint(tmp_path / "m", "llama", num_hidden_layers=1)
+    spoil(path, "model.norm.weight", float("nan"))
+    checkpoint = resolve_checkpoint(str(path))
+    plan, cpu = ModelPlan.of(load_model_config(checkpoint)), torch.device("cpu")
+
+    def fail(share: float) -> None:
+        raise AssertionError(f"{share} of it was loaded")
+
+    with pytest.raises(
+        ModelError, match=r"model\.norm\.weight holds a NaN .* in element 7"
+    ) as info:
+        load_torch_weights(checkpoint, plan, ActivationDtype.FLOAT32, cpu, fail)
+    assert inspect_model.run(str(path), None) == 1
+    assert f"no: {info.value}" in capsys.readouterr().out
 
 
 def test_large_values_are_numbers() -> None:

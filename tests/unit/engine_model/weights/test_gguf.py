@@ -250,6 +250,32 @@ def test_what_would_compute_something_else_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    ("architecture", "kind", "said"),
+    [
+        ("falcon", "model", "is of the architecture falcon; supported are llama, "),
+        (
+            "llama",
+            "adapter",
+            "is no model, but of the type adapter .*name the file of the language",
+        ),
+        ("clip", "mmproj", "is no model, but of the type mmproj"),
+    ],
+)
+def test_what_is_no_model_that_is_served_is_told_before_tokens_are_missed(
+    architecture: str, kind: str, said: str, tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+    writer.add_type(kind)
+    writer.add_tensor("a.weight", np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=said):
+        load_model_config(resolve_checkpoint(str(tmp_path / "m.gguf")))
+
+
+@pytest.mark.parametrize(
     ("kind", "block_bytes", "scale"), [("Q8_0", 34, b"\xff\x7f"), ("MXFP4", 17, b"\xff")]
 )
 def test_a_scale_that_is_not_finite_is_found_where_it_is(

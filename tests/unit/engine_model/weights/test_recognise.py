@@ -68,6 +68,7 @@ FOLDERS = {
     "tokenizer": ({"tokenizer.json": {}}, FileKind.TOKENIZER, "config.json, safetensors"),
     "empty": ({}, FileKind.EMPTY, "or a folder with"),
     "notes": ({"notes.txt": b""}, FileKind.UNKNOWN, r"no config\.json"),
+    "alone": ({"model.safetensors": b""}, FileKind.WEIGHTS, r"it has no config\.json"),
     "torn": (
         {"config.json": CONFIG, "other.safetensors": b""},
         FileKind.WEIGHTS,
