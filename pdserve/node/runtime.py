@@ -434,6 +434,7 @@ class Node:
         seconds = report.period_s if self._phases is None else self._phases.alone_s(report)
         if seconds is not None:
             self._parts.perf.observe(report.shape, seconds, self._parts.clock.now())
+            self._parts.speculation.observe(report.shape, seconds)
 
     async def _enter(self, state: NodeState) -> None:
         self._state = state

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from pdserve.engine.drafts.grammars import DraftMasks, ForcedTokens
 from pdserve.engine.drafts.guesses import Guesses, SourceCounts
+from pdserve.engine.drafts.row_times import RowTimes
 from pdserve.engine.drafts.source import Source
 from pdserve.engine.drafts.work import DraftWork
 from pdserve.engine.interface import shape_of
@@ -59,7 +60,7 @@ class Speculation:
         self.charge: Callable[[Request, float], None] = lambda request, seconds: None
         self._masks: DraftMasks | None = None
         self._pool = pool
-        self._step_s = step_s
+        self._times = RowTimes(step_s)
         self._most_rows = most_rows
 
     def states(self) -> list[DraftState]:
@@ -69,6 +70,11 @@ class Speculation:
             kv = self.works[name].kv if name in self.works else (0, 0)
             states.append(DraftState(name, one.drafted, one.accepted, *kv))
         return states
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Learn from the time of a step that has been computed."""
+        if shape.is_decode:
+            self._times.observe(shape, seconds)
 
     def add(self, source: Source, work: DraftWork | None = None) -> None:
         """Have further drafts for the streams to come, and know what it takes to compute them."""
@@ -180,7 +186,7 @@ class Speculation:
         number = sum([len(one.request.draft) for one in drafted])
         if not number:
             return
-        further_s = max(0.0, self._step_s(_larger(shape, number)) - self._step_s(shape))
+        further_s = max(0.0, self._times.step_s(_larger(shape, number)) - self._times.step_s(shape))
         for one in drafted:
             draft_s = further_s / number + one.mask_s
             self.charge(one.request, len(one.request.draft) * draft_s)
@@ -204,7 +210,7 @@ class Speculation:
         nexts = [(-one.chance * one.likely, 1, stream) for stream, one in enumerate(proposals)]
         heapify(nexts)
         tokens = float(len(rows))
-        plain_s = self._step_s(shape)
+        plain_s = self._times.step_s(shape)
         best, num_taken = tokens / plain_s * _WORTH, 0
         limit_s = min(row.request.targets.tpot_s for row in rows)
         if len(proposals) < len(rows):  # who gains nothing does not pay for who does
@@ -221,7 +227,7 @@ class Speculation:
             considered.append(stream)
             tokens -= chance
             further_s += one.mask_s
-            step_s = self._step_s(_larger(shape, len(considered))) + further_s
+            step_s = self._times.step_s(_larger(shape, len(considered))) + further_s
             if step_s > limit_s or tokens / step_s < best * _GIVEN_UP:
                 break
             if tokens / step_s > best:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pdserve.commands.bench.drafts.played import PlayedRunner
 from pdserve.commands.bench.drafts.texts import Text
-from pdserve.engine.core import Speculate
+from pdserve.engine.drafts.speculation import Speculation
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import Runner, StepReport
 from pdserve.engine.kv.block_pool import BlockPool
@@ -57,7 +57,9 @@ class Streams:
         self._perf = perf
         self._plays = plays
 
-    def decode(self, texts: Sequence[Text], tokens: int, speculate: Speculate | None) -> Decoded:
+    def decode(
+        self, texts: Sequence[Text], tokens: int, speculation: Speculation | None
+    ) -> Decoded:
         """Compute the prompts one after the other, then decode all together, `tokens` of each.
 
         Raises:
@@ -71,12 +73,12 @@ class Streams:
             runner = PlayedRunner(runner, dict(zip(ids, answers, strict=True)))
         queues = Queues(self._pool, SystemClock())
         engine = Engine(queues, _PromptsFirst(), frozenset())
-        if speculate is not None:
-            engine.speculate = speculate
+        if speculation is not None:
+            engine.speculate = speculation
         for request in requests:
             engine.submit(request)
         engine.on_idle = engine.stop
-        watch = _Watch(self._perf)
+        watch = _Watch(self._perf, speculation)
         asyncio.run(engine.run(runner, watch))
         said = [request.output_token_ids for request in requests]
         return Decoded(said, watch.num_tokens, watch.seconds, watch.num_steps)
@@ -97,10 +99,11 @@ class _PromptsFirst:
 class _Watch:
     """Implements `StepObserver`: adds up steps of decodes, and corrects predictions as nodes do."""
 
-    def __init__(self, perf: PerfModel) -> None:
+    def __init__(self, perf: PerfModel, speculation: Speculation | None) -> None:
         self.num_tokens = self.num_steps = 0
         self.seconds = 0.0
         self._perf = perf
+        self._speculation = speculation
 
     def step_planned(self, rows: Sequence[Scheduled]) -> Sequence[int]:
         """As StepObserver.step_planned."""
@@ -112,6 +115,8 @@ class _Watch:
     def step_done(self, report: StepReport) -> None:
         """As StepObserver.step_done."""
         self._perf.observe(report.shape, report.period_s)
+        if self._speculation is not None:
+            self._speculation.observe(report.shape, report.period_s)
         if report.shape.is_decode:
             self.num_steps += 1
             self.num_tokens += sum(1 + len(token.after) for token in report.sampled if token)
