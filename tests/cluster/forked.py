@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 
-from pdserve.commands.cli import forked
+from pdserve.commands.cli.starting import forked
 from pdserve.commands.cli.starting.forked import ForkedProcess, become, run_words
 from pdserve.commands.cluster.child import Child
 from pdserve.commands.cluster.plan import COORDINATOR
