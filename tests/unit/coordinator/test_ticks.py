@@ -25,3 +25,15 @@ async def test_an_error_is_logged_with_what_has_ended(caplog: pytest.LogCaptureF
     async with ticking(0.001, "counting", fail):
         await until(lambda: "counting has ended" in caplog.text)
     assert "ValueError: a bug" in caplog.text
+
+
+async def test_nothing_is_called_before_there_is_anything_to_look_at() -> None:
+    begins, calls, others = asyncio.Event(), list[int](), list[int]()
+    async with (
+        ticking(0.001, "waiting", lambda: calls.append(1), begins),
+        ticking(0.001, "counting", lambda: others.append(1)),
+    ):
+        await until(lambda: len(others) > 2)
+        assert not calls
+        begins.set()
+        await until(lambda: len(calls) > 2)

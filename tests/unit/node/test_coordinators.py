@@ -175,3 +175,32 @@ async def test_a_drain_waits_for_each_coordinator_even_if_one_is_dropped_meanwhi
     second.is_seen.set()
     await draining
     await coordinators.leave()
+
+
+async def test_numbers_are_not_looked_up_again() -> None:
+    asked: list[str] = []
+
+    async def resolve(address: str) -> list[str]:
+        asked.append(address)
+        return [address]
+
+    def make_link(address: str) -> CoordinatorLink:
+        load = LoadReport(state=NodeState.READY, role=NodeRole.DECODE)
+        return CoordinatorLink(address, hello, lambda: load, Receiver(), TIMEOUTS)
+
+    links: list[CoordinatorLink] = []
+    addresses = ["127.0.0.1:1", "[::1]:1"]
+    numbers = Coordinators(links, addresses, make_link, resolve, every_s=0.001)
+    again: list[str] = []
+
+    async def resolve_name(address: str) -> list[str]:
+        again.append(address)
+        return []
+
+    names = Coordinators([], [NAME], make_link, resolve_name, every_s=0.001)
+    await until(lambda: len(again) > 5)
+    assert asked == addresses
+    assert [link.address for link in links] == addresses
+    for coordinators in (numbers, names):
+        await coordinators.leave()
+        await coordinators.wait_left(0.0)

@@ -7,6 +7,7 @@ import io
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -14,6 +15,7 @@ import pytest
 
 from coordinator.jobs import lines as limits
 from coordinator.jobs.routes import open_jobs
+from coordinator.jobs.runner import BatchRunner
 from coordinator.jobs.storage import tables
 from coordinator.jobs.storage.database import Row, SqliteDatabase, Step
 from coordinator.jobs.storage.files import CHUNK_BYTES
@@ -29,6 +31,7 @@ from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import Harness, served
 from tests.unit.coordinator.api.protocols import NAMES, SPEECHES, Speech
 from tests.unit.coordinator.jobs.played import cluster
+from tests.waits import until
 
 DEADLINE_S = 20.0
 CHAT = SPEECHES[[speech.path for speech in SPEECHES].index("/v1/chat/completions")]
@@ -363,3 +366,24 @@ async def test_lines_wake_no_cluster_and_wait_for_none() -> None:
         assert (batch["status"], generator.generations) == ("in_progress", [])
         generator.nodes = nodes
         assert (await ended(api, batch))["request_counts"]["completed"] == 1
+
+
+class CountedDatabase(SqliteDatabase):
+    """Counts looks for batches, and looks for what may be deleted."""
+
+    num_looks = num_tidied = 0
+
+    async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+        self.num_looks += any(step[0] == tables.CLAIM for step in steps)
+        self.num_tidied += any(step[0] == tables.OLD_BATCHES for step in steps)
+        return await super().run(*steps, is_guarded=is_guarded)
+
+
+async def test_a_database_of_its_own_is_left_alone_while_there_is_no_batch() -> None:
+    database = CountedDatabase(None, tables.SCHEMA)
+    context = SimpleNamespace(tasks=SimpleNamespace(is_draining=False))
+    runner = BatchRunner(database, context, {}, beat_s=0.001)  # type: ignore[arg-type]
+    runner.begin()
+    await until(lambda: database.num_tidied > 2)
+    assert database.num_looks <= database.num_tidied + 1, "one beat in 60"
+    await runner.close()
