@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from pdserve.settings.config import Mode
 from tests.checkpoints import make_checkpoint
 from tests.cluster.checkpoints import MAX_MODEL_LEN, VOCAB_SIZE, Reference, make_prompt
 from tests.cluster.client import Client, Follower
@@ -13,14 +17,18 @@ from tests.cluster.fleet import Fleet, fleet_config, running
 STREAMED = 250
 
 
-async def test_states_go_with_their_streams(tmp_path: Path) -> None:
-    """Prompts are handed off, one of them to two siblings; then a decode node is drained."""
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": MAX_MODEL_LEN}
-    path = make_checkpoint(tmp_path / "model", "qwen3_next", **sizes)
-    reference = Reference(path)
+    return make_checkpoint(tmp_path_factory.mktemp("states") / "model", "qwen3_next", **sizes)
+
+
+async def test_states_go_with_their_streams(model: Path) -> None:
+    """Prompts are handed off, one of them to two siblings; then a decode node is drained."""
+    reference = Reference(model)
     prompts = [make_prompt(length) for length in (3, 64, 150)]
     async with (
-        running(Fleet(fleet_config(path, prefill=1, decode=2))) as fleet,
+        running(Fleet(fleet_config(model, prefill=1, decode=2))) as fleet,
         Client(fleet.url) as client,
     ):
         outputs = await asyncio.gather(*(client.stream_all(prompt, 24) for prompt in prompts))
@@ -37,3 +45,24 @@ async def test_states_go_with_their_streams(tmp_path: Path) -> None:
         moved = [await follower.end() for follower in followers]
         assert [each.tokens for each in moved] == [each.tokens for each in expected * 2]
         assert {each.decode_node for each in moved} == {"decode-0", "decode-1"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["flowing", "colocated", "multiplexed", "adaptive"])
+async def test_all_modes_answer_alike(mode: Mode, model: Path) -> None:
+    """In a pool of little more than two streams, so that some are preempted."""
+    reference = Reference(model)
+    prompts = [make_prompt(length, length) for length in (5, 40, 130, 300, 17, 211)]
+    nodes = {"decode": 2} if mode == "colocated" else {"prefill": 1, "decode": 1}
+    engine: dict[str, Any] = {"kv_memory": "600KiB", "max_model_len": 1024}
+    if mode == "multiplexed":
+        nodes, engine = {"decode": 1}, engine | {"threads": 2}
+    async with (
+        running(Fleet(fleet_config(model, mode=mode, engine=engine, **nodes))) as fleet,
+        Client(fleet.url) as client,
+    ):
+        outputs = await asyncio.gather(*(client.stream_all(prompt, 200) for prompt in prompts))
+        answers = await client.answers(prompts[1], 24, n=2, seed=1)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.token_ids == reference.greedy(prompt, 200)
+    assert [each.token_ids for each in answers] == [outputs[1].token_ids[:24]] * 2
