@@ -153,8 +153,10 @@ class DecodeNode:
 
     @staticmethod
     def _is_first(request: Request, token: SampledToken | None) -> bool:
-        """Whether a request has got its first token of this node."""
-        num_new = 0 if token is None else 1 + len(token.after)
+        """Whether a request has got its first token of this node, or has ended with its prompt."""
+        if token is None:
+            return request.is_done
+        num_new = 1 + len(token.after)
         return len(request.output_token_ids) - num_new == request.num_emitted_before
 
     def _note_misfits(self, request: Request) -> None:

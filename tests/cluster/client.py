@@ -28,6 +28,7 @@ class Output:
     finish_reason: str | None = None
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
+    num_decode_precision_tokens: int = 0
     prefill_node: str | None = None
     decode_node: str | None = None
     status: int = 0
@@ -205,6 +206,8 @@ def _take(output: Output, body: dict[str, Any]) -> None:
     if usage := body.get("usage"):
         output.num_cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
         output.num_completion_tokens = usage["completion_tokens"]
+        details = usage["prompt_tokens_details"]
+        output.num_decode_precision_tokens = details.get("decode_precision_tokens", 0)
     for choice in body["choices"]:
         output.text += choice["text"]
         output.finish_reason = choice["finish_reason"] or output.finish_reason

@@ -22,7 +22,7 @@ from tests.matrix import matrix
 from tests.requests import make_request
 from tests.unit.engine_model.harness import Node
 
-PAIRS = [("int8", "int4"), ("none", "int4"), ("none", "int8"), ("int4", "none")]
+PAIRS = [("int8", "int4"), ("none", "int4"), ("fp8", "int8"), ("none", "int8"), ("int4", "none")]
 LENGTHS = (3, 16, 100, 333)
 NUM_OUTPUT = 400
 
@@ -89,3 +89,17 @@ async def test_tokens_depend_on_the_pair_alone(
         ends = await asyncio.to_thread(tokens_by_role, tiny_checkpoint, pair, longer)
         outputs = await asyncio.gather(*(client.complete(p, NUM_OUTPUT) for p in longer))
         assert [output.tokens for output in outputs] == ends
+        gauges = [await fleet.gauges(name) for name in ("decode-0", "decode-1")]
+        assert [each["decode_precision_tokens"] for each in gauges] == [0, 0]
+        # Without prefill nodes they go on all the same, and it is said.
+        followers = [Follower(client, prompt, NUM_OUTPUT) for prompt in prompts]
+        await asyncio.gather(*(follower.reached(3) for follower in followers))
+        await fleet.kill_node("prefill-0")
+        await fleet.kill_node("decode-0")
+        ended = [await follower.end() for follower in followers]
+        assert [len(output.tokens) for output in ended] == [NUM_OUTPUT] * len(prompts)
+        counted = (await fleet.gauges("decode-1"))["decode_precision_tokens"]
+        told = [output.num_decode_precision_tokens for output in ended]
+        assert 0 < sum(told) == counted
+        for output, tokens, num_misfits in zip(ended, expected, told, strict=True):
+            assert output.tokens == tokens or num_misfits > 0

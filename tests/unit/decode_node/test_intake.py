@@ -126,7 +126,9 @@ TOKEN_ONE = TokenLogprobs(chosen=-0.5, top_ids=[7], top_logprobs=[-0.25])
 class Bench:
     """An intake over a real engine that is not running, and one scripted session."""
 
-    def __init__(self, host_id: str = HOST, state_blocks: int = 0) -> None:
+    def __init__(
+        self, host_id: str = HOST, state_blocks: int = 0, *, is_by_role: bool = False
+    ) -> None:
         self.pool = BlockPool(
             NUM_BLOCKS,
             BLOCK,
@@ -154,6 +156,7 @@ class Bench:
             self.pulls,
             self.metrics,
             self.scores,
+            is_by_role=is_by_role,
         )
         self.announce = self.exporter.announce
 
@@ -188,6 +191,7 @@ class Bench:
         written_s: float = 0.0,
         head: HeadRow | None = None,
         state_ticket: bytes = b"",
+        num_by_prefill: int | None = None,
     ) -> None:
         self.exporter.say(
             HandoffRecord(
@@ -201,6 +205,7 @@ class Bench:
                 written_s=written_s,
                 head=head,
                 state_ticket=state_ticket,
+                num_by_prefill=num_by_prefill,
             )
         )
 

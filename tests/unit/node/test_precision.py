@@ -17,6 +17,7 @@ from pdserve.protocol import (
     SamplingParams,
     TokenBatch,
 )
+from pdserve.settings.config import EngineConfig
 from tests.unit.node.one_node import BLOCK, MAX_TOKENS, Bench
 from tests.unit.node.test_roles import output
 
@@ -27,7 +28,7 @@ SAMPLING = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
 
 @pytest_asyncio.fixture
 async def bench() -> AsyncIterator[Bench]:
-    bench = Bench(DECODE, bound_to=DECODE)
+    bench = Bench(DECODE, bound_to=DECODE, engine=EngineConfig(token_budget=4))
     yield bench
     bench.check_idle()
     await bench.close()
@@ -73,6 +74,8 @@ async def test_a_prompt_without_prefill_nodes_is_computed_and_said_to_be(bench: 
         bench.services.start_decode(leg, bench.link)
         bench.run()
     assert misfits(bench) == [9, 9]
+    counter = "pdserve_decode_precision_tokens_total"
+    assert bench.parts.metrics.registry.get_sample_value(counter) == 18, "once, of several chunks"
     assert cached(bench, PROMPT.token_ids) == 0
 
 
