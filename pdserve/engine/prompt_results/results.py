@@ -115,6 +115,7 @@ def scored_parts(
             rows_within(batch, begin, end),
             sampled_rows=torch.tensor(here, dtype=torch.int64) - begin,
             sampled_requests=owners,
+            cargo=None,  # sampling begins behind the last part, and brings its own
         )
         yield ScoredPart(part, is_last, [places[row] for row in here])
         begin = end
