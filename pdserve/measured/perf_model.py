@@ -116,10 +116,11 @@ class PerfModel:
     def is_known(self, shape: StepShape) -> bool:
         """Whether predictions for steps of this kind, with prompt chunks or without, are no guess.
 
-        The costs are measured, or many steps have been predicted well. That stays so when the
-        machine changes: predictions are off by a few times then.
+        Steps of so many tokens are measured, or many steps have been predicted well. That stays so
+        when the machine changes: predictions are off by a few times then.
         """
-        return self._costs != GUESS or self._is_tried[shape.is_decode]
+        is_measured = self._costs != GUESS and shape.num_tokens <= self._knots[-1]
+        return is_measured or self._is_tried[shape.is_decode]
 
     def known_ratios(self, now_s: float) -> tuple[float, float]:
         """Return the ratios of steps with prompt chunks and without; 0 if none is known now."""

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import shape_of
+from pdserve.engine.prompt_results.results import is_scored
 from pdserve.engine.request import Scheduled
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import Sickness
@@ -26,8 +27,9 @@ T = TypeVar("T")
 TICK_S = 0.25
 FACTOR = 10.0  # of the predicted time: a machine shared with others may be several times as slow
 FLOOR_S = 5.0  # added to it, for what no profile knows
-# The same where predictions are a guess that has not been tried yet, and on GPUs, where a step
-# compiles the kernels that are needed for the first time in it.
+# The same where predictions are a guess that has not been tried yet, where prompts are scored (what
+# no profile has measured), and on GPUs, where a step compiles the kernels that are needed for the
+# first time in it.
 LONG_FLOOR_S = 60.0
 
 
@@ -112,7 +114,7 @@ class EngineWatch:
     def _check_time(self, step: Sequence[Scheduled], ran_s: float) -> None:
         shape = shape_of(step)
         predicted_s = self._perf.step_s(shape)
-        is_known = self._perf.is_known(shape) and not self._compiles
+        is_known = self._perf.is_known(shape) and not self._compiles and not is_scored(step)
         if ran_s > FACTOR * predicted_s + (FLOOR_S if is_known else LONG_FLOOR_S):
             faulthandler.dump_traceback()  # of every thread: where the step hangs
             raise NodeSick(

@@ -5,7 +5,8 @@
     mixed:    chunks beside decodes
 
 They are ordered by cost. So if there is no time for all of them, at least the beginning of each
-ladder is measured, from which the model extrapolates.
+ladder is measured, from which the model extrapolates. Steps of few tokens take as long as reading
+the weights, and say nothing of prompts: so a larger chunk comes second, and is always measured.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ MAX_PROMPT_TOKENS = 1 << 13
 # The cost of a query-key pair is measured with chunks that are large enough to share their reads of
 # the prefix, and small enough that a slow machine has time for some of them.
 LEAST_CHUNK = 32
+ALWAYS = 2  # steps that are measured however long they take
 PAIRS_OF_A_TOKEN = 500  # pairs whose attention is about as much work as a token's linear layers
 
 
@@ -74,11 +76,17 @@ def work(step: Step) -> float:
 
 
 def steps_to_profile(limits: StepLimits) -> list[Step]:
-    """Distinct steps, cheap ones first; at least one."""
+    """Distinct steps, cheap ones first, but for the second; at least one."""
     steps = {*_prompts(limits), *_decodes(limits), *_mixed(limits)}
-    return sorted(
-        (step for step in steps if limits.allow(step)), key=lambda step: (work(step), step)
-    )
+    allowed = [step for step in steps if limits.allow(step)]
+    first, *others = sorted(allowed, key=lambda step: (work(step), step))
+    alone = [step for step in others if len(step) == 1 and not step[0].is_decoding]
+    small = [step for step in alone if step[0].num_tokens <= LEAST_CHUNK]
+    if not small:
+        return [first, *others]
+    largest = max(small, key=lambda step: (step[0].num_tokens, -step[0].num_before))
+    others.remove(largest)
+    return [first, largest, *others]
 
 
 def _prompts(limits: StepLimits) -> list[Step]:

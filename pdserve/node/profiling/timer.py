@@ -18,7 +18,7 @@ from pdserve.kv import need
 from pdserve.lifecycle import Lifecycle
 from pdserve.measured.perf_model import StepRow, StepShape
 from pdserve.node.profiling.fit import Sample
-from pdserve.node.profiling.steps import Step, work
+from pdserve.node.profiling.steps import ALWAYS, Step, work
 from pdserve.protocol import Prompt, SamplingParams
 
 LEAST_S = 1e-6  # of a step: the kernel's clock and ours might differ by more than the step
@@ -125,7 +125,7 @@ class StepTimer:
             return Timed(seconds, min(self._runner.model_s - model_before_s, seconds))
 
     def sample(self, steps: Sequence[Step], budget_s: float) -> list[Sample]:
-        """Measure as many steps, as often, as there is time for; the first one always.
+        """Measure as many steps, as often, as there is time for; the first ones (`ALWAYS`) always.
 
         Each step is run once to warm up, since a kernel may have to be built for its size. Then all
         are measured in rounds, each in another order (with decodes following decodes, as in
@@ -154,9 +154,9 @@ class StepTimer:
         """Time of each step's first run; stops before one that would probably end after `end_s`."""
         warm: list[float] = []
         for step in steps:
-            if warm:
+            if len(warm) >= ALWAYS:
                 expected_s = warm[-1] * work(step) / work(steps[len(warm) - 1])
-                if self._now() + expected_s > end_s:
+                if self._now() + max(warm[0], expected_s) > end_s:
                     break
             warm.append(self.seconds(step))
         return warm

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from pdserve.engine.engine import Engine
 from pdserve.engine.kv.block_pool import BlockPool
@@ -26,7 +27,7 @@ from tests.requests import make_request
 from tests.waits import until
 
 STEP_S = 2.0  # predicted, of any step
-MEASURED = StepCosts(knot_tokens=[1], knot_s=[STEP_S])
+MEASURED = StepCosts(knot_tokens=[8], knot_s=[STEP_S])
 THREE = StepShape(3, 1, prefill_pairs=6)  # tokens of a prompt
 LIMIT_S = FACTOR * STEP_S + FLOOR_S
 
@@ -63,8 +64,8 @@ class Bench:
         for _ in range(SETTLED_STEPS):
             self.perf.observe(THREE, self.perf.step_s(THREE))
 
-    async def begin_step(self) -> None:
-        self.engine.submit(make_request(3, max_tokens=1))
+    async def begin_step(self, **fields: int) -> None:
+        self.engine.submit(make_request(3, max_tokens=1, **fields))
         await until(lambda: self.engine.step is not None)
 
     def tick(self, after_s: float = TICK_S) -> None:
@@ -125,6 +126,18 @@ async def test_a_guess_is_not_relied_on_before_it_has_been_tried(*, is_tried: bo
         limit_s = FACTOR * bench.perf.step_s(THREE) + (FLOOR_S if is_tried else LONG_FLOOR_S)
         await bench.begin_step()
         assert limit_s < bench.ran_until_given_up() <= limit_s + 2 * TICK_S
+
+
+async def test_larger_steps_than_were_measured_have_longer() -> None:
+    """A large model on few cores had no time for them in its profile."""
+    async with running(replace(MEASURED, knot_tokens=[2])) as bench:
+        await bench.begin_step()
+        assert bench.ran_until_given_up() > LIMIT_S - FLOOR_S + LONG_FLOOR_S
+
+
+async def test_prompts_that_are_scored_have_longer(bench: Bench) -> None:
+    await bench.begin_step(prompt_logprobs=0)
+    assert bench.ran_until_given_up() > LIMIT_S - FLOOR_S + LONG_FLOOR_S
 
 
 async def test_a_step_that_may_compile_kernels_has_longer() -> None:

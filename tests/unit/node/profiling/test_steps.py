@@ -16,7 +16,7 @@ from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.measured.perf_model import PerfModel, StepRow, StepShape
 from pdserve.node.profiling.fit import fit_costs
-from pdserve.node.profiling.steps import StepLimits, steps_to_profile, work
+from pdserve.node.profiling.steps import ALWAYS, StepLimits, steps_to_profile, work
 from pdserve.node.profiling.timer import MOST_ROUNDS, StepTimer, core_waits
 from pdserve.protocol import StepCosts
 from pdserve.shared.clock import ManualClock
@@ -87,7 +87,8 @@ def test_every_step_is_one_the_node_could_run(limits: StepLimits) -> None:
         assert len(step) <= limits.max_batch_size
         assert all(row.num_tokens > 0 <= row.num_before for row in step)
         assert all(row.num_tokens == 1 <= row.num_before for row in step if row.is_decoding)
-    assert all(work(a) <= work(b) for a, b in pairwise(steps))
+    first, *others = steps[:1] + steps[ALWAYS:]
+    assert all(work(a) <= work(b) for a, b in pairwise([first, *others]))
 
 
 def test_all_three_kinds_of_steps_are_tried_up_to_the_limits() -> None:
@@ -135,9 +136,14 @@ def test_a_slow_model_is_known_by_its_small_steps() -> None:
     assert PerfModel(costs).step_s(StepShape(1, 1)) == pytest.approx(0.3, rel=0.1)
 
 
-def test_without_any_time_one_step_is_measured() -> None:
+def test_without_any_time_prompts_are_measured_all_the_same() -> None:
+    """A token takes ten seconds, as long as reading the weights; from 32 on, work counts."""
     runner = TimedRunner(factor=10_000.0)
-    assert len(runner.timer.sample(steps_to_profile(LIMITS), 0.1)) == 1
+    samples = runner.timer.sample(steps_to_profile(LIMITS), 0.1)
+    assert [shape.num_tokens for shape, _ in samples] == [1, 32]
+    expected_s = 10_000 * PerfModel(COSTS).prefill_s(512, 0, 512)
+    found_s = PerfModel(fit_costs(samples)).prefill_s(512, 0, 512)
+    assert expected_s / 3 < found_s < expected_s
 
 
 def test_moments_that_are_bad_do_not_bend_the_costs() -> None:
