@@ -199,6 +199,12 @@ def _write_config(writer: Any, config: dict[str, Any]) -> None:
             writer.add_attn_logit_softcapping(cap)
         if cap := config["final_logit_softcapping"]:
             writer.add_final_logit_softcapping(cap)
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if (factor := rope.get("attention_factor")) is not None:
+            writer.add_rope_scaling_yarn_attn_factor(factor)
     _write_own(writer, config, rope, head_dim)
     if experts := config.get("num_local_experts") or config.get("num_experts"):
         writer.add_expert_count(experts)
@@ -219,9 +225,6 @@ def _write_own(writer: Any, config: dict[str, Any], rope: dict[str, Any], head_d
             writer.add_logit_scale(config["logits_scaling"])
         case "gpt_oss":
             writer.add_sliding_window(config["sliding_window"])
-            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-            writer.add_rope_scaling_factor(rope["factor"])
-            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         case "cohere2":
             writer.add_logit_scale(config["logit_scale"])
             writer.add_sliding_window(config["sliding_window"])

@@ -35,6 +35,7 @@ _READ: Final = frozenset(
         "rope.scaling.original_context_length",
         "rope.scaling.yarn_beta_fast",
         "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_attn_factor",
         "rope.scale_linear",
         "expert_count",
         "expert_used_count",
@@ -69,7 +70,12 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "rope.scaling.attn_factor": (0.0, 1.0),
     "rope.scaling.yarn_log_multiplier": (0.0,),
     "rope.scaling.yarn_ext_factor": (1.0,),
-    "rope.scaling.yarn_attn_factor": (1.0,),
+}
+
+_YARN: Final = {  # what config.json says, if it does
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+    "yarn_attn_factor": "attention_factor",
 }
 
 
@@ -193,8 +199,8 @@ def _rope(fields: GgufFields, model: GgufModel, head_dim: int) -> dict[str, Any]
     if kind == "yarn":
         original = scaling.integer("original_context_length", fields.integer("context_length"))
         parameters["original_max_position_embeddings"] = original
-        for ours in ("beta_fast", "beta_slow"):
-            if (key := f"yarn_{ours}") in scaling:
+        for key, ours in _YARN.items():
+            if key in scaling:
                 parameters[ours] = scaling.number(key)
         if not ARCHITECTURES[architecture_of(model)].truncates_yarn:
             parameters["truncate"] = False

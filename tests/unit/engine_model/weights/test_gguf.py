@@ -58,7 +58,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **WIDE,
             "num_hidden_layers": 2,
             "rope_parameters": {
-                "full_attention": {"rope_type": "default", "rope_theta": 500_000.0},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 500_000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                    "attention_factor": 1.5,
+                },
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             },
         },
