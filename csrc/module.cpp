@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include "attention/launch.h"
+#include "attention/row_codes.h"
 #include "bind.h"
 #include "decoder/bind.h"
 #include "drafts/bind.h"
@@ -26,6 +27,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_threads(m);
     pdserve::bind_core_share(m);
     pdserve::bind_attention(m);
+    pdserve::bind_row_codes(m);
     pdserve::bind_linear(m);
     pdserve::bind_rows(m);
     pdserve::bind_ranks(m);

@@ -316,6 +316,9 @@ class Decoder:
             RuntimeError: another step of this decoder is running.
         """
 
+    def round_kv(self, format: str) -> None:
+        """Round all KV to what rows of codes of this format can hold: int8 or fp8."""
+
     def take_adapter(self, digest: str, adapter: NativeAdapter) -> None:
         """Make an adapter ready for steps, which name it by its digest."""
 
@@ -478,6 +481,29 @@ def join_planes(
     width: int,
 ) -> None:
     """Join what split_planes has split."""
+
+def code_rows(
+    numbers: NDArray[np.uint8],
+    coded: NDArray[np.uint8],
+    row_dim: int,
+    is_bfloat16: bool,
+    format: str,
+    variant: str = "",
+) -> bool:
+    """Code rows of numbers, bfloat16 or float32, as `row_dim` codes and a scale each.
+
+    Returns whether decode_rows will give the same bits, as it does for rows that were rounded so.
+    """
+
+def decode_rows(
+    coded: NDArray[np.uint8],
+    numbers: NDArray[np.uint8],
+    row_dim: int,
+    is_bfloat16: bool,
+    format: str,
+    variant: str = "",
+) -> None:
+    """Decode what code_rows has made. Every build makes the same bits."""
 
 def map_shared(fd: int, size: int, writable: bool) -> NDArray[np.uint8]:
     """Map the first `size` bytes of a file: [size]. The array owns the mapping.

@@ -24,7 +24,7 @@ void store_latent(
         .to = stored_to(step, pool, layer),
     };
     const LatentKernels& kernels = PDSERVE_OF_VARIANT(variant, LatentKernels);
-    store_tokens(call, rows.is_bfloat16 ? kernels.bfloat16 : kernels.float32, pool.format,
+    store_tokens(call, rows.is_bfloat16 ? kernels.bfloat16 : kernels.float32, pool,
         step.num_tokens, pool.head_dim + static_cast<int64_t>(rows.num_heads) * call.rope_dim);
 }
 

@@ -38,6 +38,7 @@ struct Pool {
     int num_kv_heads;
     int block_size;
     int head_dim;
+    KvFormat rounding = KvFormat::kFloat32;  // of codes: what numbers are rounded to
 
     int64_t row_elements() const { return head_dim + (is_coded(format) ? kScaleBytes : 0); }
     int64_t head_elements() const { return block_size * row_elements(); }
@@ -47,6 +48,13 @@ struct Pool {
     }
     int64_t layer_bytes() const { return layer_elements() * element_bytes(format); }
 };
+
+// Of functions that store what queries of one type have made: what a pool takes.
+template <class Functions>
+auto storing_in(const Pool& pool, const Functions& functions) {
+    if (is_coded(pool.format) || !is_coded(pool.rounding)) return of_format(functions, pool.format);
+    return pool.rounding == KvFormat::kInt8 ? functions.rounded_int8 : functions.rounded_fp8;
+}
 
 // The arrays of pdserve.engine.attention.AttentionBatch.
 struct Step {

@@ -19,6 +19,13 @@ inline KvFormat format_of(ElementType type) {
     }
 }
 
+// Codes by their name; raises ValueError.
+inline KvFormat codes_named(const std::string& name) {
+    if (name == "int8") return KvFormat::kInt8;
+    if (name == "fp8") return KvFormat::kFp8;
+    raise_value_error("format", "int8 or fp8", name);
+}
+
 struct PoolView {
     TensorView tensor;
     int64_t num_blocks;

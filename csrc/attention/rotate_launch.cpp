@@ -85,7 +85,7 @@ void rotate_and_write(
         .value_offset = pool.value_offset(),
     };
     const RotateKernels& kernels = PDSERVE_OF_VARIANT(variant, RotateKernels);
-    store_tokens(call, rows.is_bfloat16 ? kernels.bfloat16 : kernels.float32, pool.format,
+    store_tokens(call, rows.is_bfloat16 ? kernels.bfloat16 : kernels.float32, pool,
         step.num_tokens,
         static_cast<int64_t>(rows.num_heads + 2 * pool.num_kv_heads) * pool.head_dim);
 }

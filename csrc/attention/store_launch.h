@@ -21,10 +21,10 @@ inline StoredTo stored_to(const Step& step, const Pool& pool, int layer) {
 
 // `functions`: for the type of the activations. `token_elements`: that a token has of these.
 template <class Call>
-void store_tokens(const Call& call, const StoreFunctions<Call>& functions, KvFormat format,
+void store_tokens(const Call& call, const StoreFunctions<Call>& functions, const Pool& pool,
     int64_t num_tokens, int64_t token_elements) {
     constexpr int64_t kElementsPerItem = 32 * 1024;  // fewer are not worth waking a thread
-    const StoreFunction<Call> run = of_format(functions, format);
+    const StoreFunction<Call> run = storing_in(pool, functions);
     const int64_t tokens_per_item = std::max<int64_t>(1, kElementsPerItem / token_elements);
     const int64_t num_items = (num_tokens + tokens_per_item - 1) / tokens_per_item;
     ThreadPool::instance().parallel_for(num_items, [&](int64_t item) {

@@ -76,6 +76,7 @@ public:
         nb::gil_scoped_release release;
         Inputs inputs = step.inputs(owned_.model);
         inputs.adapters = own.empty() ? nullptr : own.data();
+        inputs.pool.rounding = rounding_;
         forward_.run(inputs, written);
     }
 
@@ -83,6 +84,8 @@ public:
         adapters_[digest] =
             std::make_shared<const OwnedAdapter>(read_adapter(adapter, owned_.model));
     }
+
+    void round_kv(const std::string& format) { rounding_ = attention::codes_named(format); }
 
     void drop_adapter(const std::string& digest) { adapters_.erase(digest); }
 
@@ -142,6 +145,7 @@ private:
     nb::object group_;
     Forward forward_;
     std::unordered_map<std::string, std::shared_ptr<const OwnedAdapter>> adapters_;
+    attention::KvFormat rounding_ = attention::KvFormat::kFloat32;  // none
     bool is_running_ = false;
 };
 
@@ -250,6 +254,8 @@ void bind_decoder(nb::module_& m) {
             arg("adapters") = std::vector<std::string>(), arg("companions") = nb::none(),
             arg("places") = nb::none(), arg("state_tables") = nb::none(),
             "Compute a step: keys and values into the pool, scores of the sampled rows into out.")
+        .def("round_kv", &Decoder::round_kv, arg("format"),
+            "Round all KV to what rows of these codes can hold.")
         .def("take_adapter", &Decoder::take_adapter, arg("digest"), arg("adapter"),
             "Make an adapter ready for steps.")
         .def("drop_adapter", &Decoder::drop_adapter, arg("digest"), "Forget one.")

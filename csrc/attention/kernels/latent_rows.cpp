@@ -46,8 +46,10 @@ void latent_tokens(const LatentCall& call, int64_t first, int64_t last) {
 }  // namespace
 
 const LatentKernels PDSERVE_OF_THIS_BUILD(LatentKernels) = {
-    {latent_tokens<float, float>, latent_tokens<float, Int8>, latent_tokens<float, Fp8>},
-    {latent_tokens<BFloat16, BFloat16>, latent_tokens<BFloat16, Int8>,
-        latent_tokens<BFloat16, Fp8>}};
+    {latent_tokens<float, float>, latent_tokens<float, Int8>, latent_tokens<float, Fp8>,
+        latent_tokens<float, Rounded<float, Int8>>, latent_tokens<float, Rounded<float, Fp8>>},
+    {latent_tokens<BFloat16, BFloat16>, latent_tokens<BFloat16, Int8>, latent_tokens<BFloat16, Fp8>,
+        latent_tokens<BFloat16, Rounded<BFloat16, Int8>>,
+        latent_tokens<BFloat16, Rounded<BFloat16, Fp8>>}};
 
 }  // namespace pdserve::attention

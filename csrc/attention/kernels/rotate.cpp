@@ -1,9 +1,11 @@
 // Normalises and rotates (RoPE) queries and keys, and stores keys and values, in one pass over the
 // output of the QKV product, [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim].
 //
-// Works head by head, in float32 from the load to the rounding store. What a pool has as codes is
-// rounded to the type of the product first. The result for a token does
-// not depend on the rest of the batch.
+// Works head by head, in float32 from the load to the rounding store. What a pool has as codes, or
+// rounded to such, is rounded to the type of the product first. The result for a token does not
+// depend on the rest of the batch.
+
+#include <type_traits>
 
 #include "../../isa/build_name.h"
 #include "rotate_head.h"
@@ -61,10 +63,10 @@ void rotate_token(const RotateCall& call, int64_t token) {
     const HeadNorm<kHasNorm, T> k_norm(call, call.k_norm, row, call.num_kv_heads, means);
     for (int h = 0; h < call.num_kv_heads; ++h, row += head_dim, key += head_elements) {
         T* turned = row;
-        if constexpr (!kIsCoded<S>) turned = key;
+        if constexpr (std::is_same_v<S, T>) turned = key;
         rotate_head<kHasNorm>(
             row, call.head_dim, k_norm.weight(h), k_norm.factor(row), cosines, turned);
-        if constexpr (kIsCoded<S>) store_row(turned, call.head_dim, key);
+        if constexpr (!std::is_same_v<S, T>) store_row(turned, call.head_dim, key);
     }
     for (int h = 0; h < call.num_kv_heads; ++h, row += head_dim, value += head_elements) {
         store_row(row, call.head_dim, value);
@@ -85,8 +87,10 @@ void rotate_tokens(const RotateCall& call, int64_t first, int64_t last) {
 }  // namespace
 
 const RotateKernels PDSERVE_OF_THIS_BUILD(RotateKernels) = {
-    {rotate_tokens<float, float>, rotate_tokens<float, Int8>, rotate_tokens<float, Fp8>},
-    {rotate_tokens<BFloat16, BFloat16>, rotate_tokens<BFloat16, Int8>,
-        rotate_tokens<BFloat16, Fp8>}};
+    {rotate_tokens<float, float>, rotate_tokens<float, Int8>, rotate_tokens<float, Fp8>,
+        rotate_tokens<float, Rounded<float, Int8>>, rotate_tokens<float, Rounded<float, Fp8>>},
+    {rotate_tokens<BFloat16, BFloat16>, rotate_tokens<BFloat16, Int8>, rotate_tokens<BFloat16, Fp8>,
+        rotate_tokens<BFloat16, Rounded<BFloat16, Int8>>,
+        rotate_tokens<BFloat16, Rounded<BFloat16, Fp8>>}};
 
 }  // namespace pdserve::attention

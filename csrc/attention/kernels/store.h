@@ -27,6 +27,8 @@ struct StoreFunctions {
     StoreFunction<Call> plain;
     StoreFunction<Call> int8;
     StoreFunction<Call> fp8;
+    StoreFunction<Call> rounded_int8;
+    StoreFunction<Call> rounded_fp8;
 };
 
 template <class Call>

@@ -1,5 +1,6 @@
 // Rows as pools store them: numbers, or codes of 8 bits with one scale behind them,
 //     number = code * scale.
+// Or numbers of a type, rounded to what such codes can hold, so that they can be sent as codes.
 // A scale belongs to one token in one head. So what is stored of a token depends on nothing else.
 #pragma once
 
@@ -15,6 +16,12 @@ template <>
 constexpr bool kIsCoded<Int8> = true;
 template <>
 constexpr bool kIsCoded<Fp8> = true;
+
+// A number of type T, rounded to a code C times a scale.
+template <class T, class C>
+struct Rounded {
+    T number;
+};
 
 typedef int8_t ByteLanes __attribute__((vector_size(kLanes)));
 
@@ -109,34 +116,75 @@ PDSERVE_INLINE void store_row(const T* row, int head_dim, T* target) {
     __builtin_memcpy(target, row, head_dim * sizeof(T));
 }
 
+// Calls body(first, numbers, how many) for all numbers of a row.
+template <class T, class Body>
+PDSERVE_INLINE void each_of_row(const T* row, int head_dim, const Body& body) {
+    int d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) body(d, load(row + d), kLanes);
+    for (; d < head_dim; ++d) body(d, splat(to_float(row[d])), 1);
+}
+
+// With which the largest number of a row has the largest code: NaN if one is not finite, 0 if it
+// were less than `least`.
+template <class T>
+PDSERVE_INLINE float scale_for(const T* row, int head_dim, float largest_code, float least) {
+    FloatLanes largest = {}, not_finite = {};
+    each_of_row(row, head_dim, [&](int, FloatLanes x, int) {
+        largest = max_of(x < splat(0.0f) ? -x : x, largest);
+        not_finite += x * splat(0.0f);
+    });
+    float scale = largest_of(largest) / largest_code;
+    if (scale < least) scale = 0.0f;
+    for (int lane = 0; lane < kLanes; ++lane) {
+        if (not_finite[lane] != 0.0f) scale = __builtin_nanf("");
+    }
+    return scale;
+}
+
 // Stores a row as codes. Every build stores the same bits. What is not finite makes the scale NaN.
 template <class T, class S>
 void store_row(const T* row, int head_dim, S* target) {
     static_assert(kIsCoded<S>);
-    FloatLanes largest = {}, not_finite = {};
-    const auto each = [&](const auto& body) {
-        int d = 0;
-        for (; d + kLanes <= head_dim; d += kLanes) body(d, load(row + d), kLanes);
-        for (; d < head_dim; ++d) body(d, splat(to_float(row[d])), 1);
-    };
-    each([&](int, FloatLanes x, int) {
-        largest = max_of(x < splat(0.0f) ? -x : x, largest);
-        not_finite += x * splat(0.0f);
-    });
-    float scale = largest_of(largest) / largest_code(S{});
-    if (scale < 0x1p-126f) scale = 0.0f;  // of too few bits
-    for (int lane = 0; lane < kLanes; ++lane) {
-        if (not_finite[lane] != 0.0f) scale = __builtin_nanf("");
-    }
+    const float scale =
+        scale_for(row, head_dim, largest_code(S{}), 0x1p-126f);  // smaller ones have too few bits
     __builtin_memcpy(target + head_dim, &scale, sizeof(scale));
     if (!(scale > 0.0f)) {
         __builtin_memset(target, 0, head_dim);
         return;
     }
     // A true quotient: its bits are the same everywhere, and nothing can be fused with it.
-    each([&](int d, FloatLanes x, int count) {
+    each_of_row(row, head_dim, [&](int d, FloatLanes x, int count) {
         const auto codes = __builtin_convertvector(encode(x / splat(scale), S{}), ByteLanes);
         __builtin_memcpy(target + d, &codes, count);
+    });
+}
+
+// Of 16 bits, so that its products with codes are exact in float32; 0 or NaN as it is. Then a row
+// that has been rounded has the same scale, and the same codes, again. None is so small that a
+// product would be denormal.
+template <class T, class C>
+PDSERVE_INLINE float scale_of_rounded(const T* row, int head_dim, C) {
+    const float scale = scale_for(row, head_dim, largest_code(C{}), 0x1p-100f);
+    if (!(scale > 0.0f)) return scale;
+    const uint32_t bits = __builtin_bit_cast(uint32_t, scale);
+    return __builtin_bit_cast(float, (bits + 0x7fu + (bits >> 8 & 1)) & ~0xffu);
+}
+
+// Stores a row that is rounded. Every build stores the same bits. If one number is not finite, all
+// are NaN.
+template <class T, class C>
+void store_row(const T* row, int head_dim, Rounded<T, C>* target) {
+    T* const numbers = &target->number;
+    const float scale = scale_of_rounded(row, head_dim, C{});
+    if (!(scale > 0.0f)) {
+        for (int d = 0; d < head_dim; ++d) assign(numbers[d], scale);
+        return;
+    }
+    each_of_row(row, head_dim, [&](int d, FloatLanes x, int count) {
+        const auto codes = (PairLanes)encode(x / splat(scale), C{});
+        const FloatLanes rounded = decode(codes, C{}) * splat(scale);
+        if (count == kLanes) return store(numbers + d, rounded);
+        assign(numbers[d], rounded[0]);
     });
 }
 

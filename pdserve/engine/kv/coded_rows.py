@@ -14,6 +14,7 @@ from torch import Tensor
 
 _SCALE_BYTES: Final = torch.float32.itemsize
 _LEAST_SCALE: Final = torch.finfo(torch.float32).tiny  # of smaller ones too few bits are left
+_LEAST_ROUNDED: Final = 2.0**-100  # of rounded rows: no product with a code is denormal
 
 # Element type of the pool |-> the largest code, and how to round to codes.
 _CODES: Final[dict[torch.dtype, tuple[float, Callable[[Tensor], Tensor]]]] = {
@@ -40,6 +41,26 @@ def encoded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     codes = rounded(torch.where(scales > 0, numbers / scales, 0.0))
     as_bytes = scales.flatten().view(dtype).reshape(*codes.shape[:-1], _SCALE_BYTES)
     return torch.cat([codes, as_bytes], dim=-1)
+
+
+def rounded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return numbers [..., head_dim], rounded to codes times a scale, in their own dtype.
+
+    Scales have 16 bits, so that products with codes are exact. What has been rounded stays as it is
+    when it is rounded again: so it can be sent as codes, without loss. Where one is not finite, all
+    are NaN.
+    """
+    largest, to_codes = _CODES[dtype]
+    wide = numbers.float()
+    scales = wide.abs().amax(-1, keepdim=True) / largest
+    bits = scales.view(torch.int32)
+    short = ((bits + 0x7F + (bits >> 8 & 1)) & ~0xFF).view(torch.float32)
+    scales = torch.where(scales < _LEAST_ROUNDED, 0.0, short)
+    scales = torch.where(wide.isfinite().all(-1, keepdim=True), scales, torch.nan)
+    codes = to_codes(torch.where(scales > 0, wide / scales, 0.0))
+    if dtype is torch.uint8:
+        codes = codes.view(torch.float8_e4m3fn)
+    return (codes.float() * scales).to(numbers.dtype)
 
 
 def decoded(rows: Tensor) -> Tensor:
