@@ -316,8 +316,8 @@ class Decoder:
             RuntimeError: another step of this decoder is running.
         """
 
-    def round_kv(self, format: str) -> None:
-        """Round all KV to what rows of codes of this format can hold: int8 or fp8."""
+    def round_kv(self, codes: str) -> None:
+        """Round all KV to what rows of these codes can hold: int8 or fp8."""
 
     def take_adapter(self, digest: str, adapter: NativeAdapter) -> None:
         """Make an adapter ready for steps, which name it by its digest."""
@@ -487,7 +487,7 @@ def code_rows(
     coded: NDArray[np.uint8],
     row_dim: int,
     is_bfloat16: bool,
-    format: str,
+    codes: str,  # int8 or fp8
     variant: str = "",
 ) -> bool:
     """Code rows of numbers, bfloat16 or float32, as `row_dim` codes and a scale each.
@@ -500,7 +500,7 @@ def decode_rows(
     numbers: NDArray[np.uint8],
     row_dim: int,
     is_bfloat16: bool,
-    format: str,
+    codes: str,  # int8 or fp8
     variant: str = "",
 ) -> None:
     """Decode what code_rows has made. Every build makes the same bits."""

@@ -21,7 +21,8 @@ from pdserve.settings.config import Mode
 from pdserve.shared.errors import ConfigError, InvalidRequest
 
 log = logging.getLogger(__name__)
-_MODEL_SHAPE = ("layers", "KV heads", "head_dim", "dtype", "attention")  # KvLayout.model_shape
+# KvLayout.model_shape
+_MODEL_SHAPE = ("layers", "KV heads", "head_dim", "dtype", "attention", "state", "wire dtype")
 _HASHES = 1 << 32
 
 
@@ -164,4 +165,6 @@ def _advice(one: KvLayout, other: KvLayout) -> str:
     differing = [name for name, a, b in pairs if a != b]
     if differing == ["dtype"]:
         return "start both with the same --dtype and --kv-dtype"
+    if differing == ["wire dtype"]:
+        return "start both with the same --wire-dtype"
     return f"they differ in {', '.join(differing)}: start both with the same checkpoint"

@@ -72,9 +72,9 @@ namespace pdserve {
 void bind_row_codes(nb::module_& m) {
     using namespace nb::literals;
     m.def("code_rows", &attention::code_rows, "numbers"_a.noconvert(), "coded"_a.noconvert(), "row_dim"_a,
-        "is_bfloat16"_a, "format"_a, "variant"_a = "");
+        "is_bfloat16"_a, "codes"_a, "variant"_a = "");
     m.def("decode_rows", &attention::decode_rows, "coded"_a.noconvert(), "numbers"_a.noconvert(),
-        "row_dim"_a, "is_bfloat16"_a, "format"_a, "variant"_a = "");
+        "row_dim"_a, "is_bfloat16"_a, "codes"_a, "variant"_a = "");
 }
 
 }  // namespace pdserve

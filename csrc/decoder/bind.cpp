@@ -254,7 +254,7 @@ void bind_decoder(nb::module_& m) {
             arg("adapters") = std::vector<std::string>(), arg("companions") = nb::none(),
             arg("places") = nb::none(), arg("state_tables") = nb::none(),
             "Compute a step: keys and values into the pool, scores of the sampled rows into out.")
-        .def("round_kv", &Decoder::round_kv, arg("format"),
+        .def("round_kv", &Decoder::round_kv, arg("codes"),
             "Round all KV to what rows of these codes can hold.")
         .def("take_adapter", &Decoder::take_adapter, arg("digest"), arg("adapter"),
             "Make an adapter ready for steps.")

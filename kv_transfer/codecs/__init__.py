@@ -3,6 +3,7 @@
     codec.py      what a codec does
     catalog.py    which ones there are
     lossless.py   bytes that have a pattern, by Zstandard
+    rows.py       rows that have been rounded, as codes of 8 bits
     chunks.py     what is sent of a read: chunk by chunk, coded and decoded in threads
     choice.py     which form is the fastest over a link: all of them bring equal bytes
 

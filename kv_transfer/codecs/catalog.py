@@ -8,10 +8,11 @@ from types import MappingProxyType
 
 from kv_transfer.codecs.codec import Codec
 from kv_transfer.codecs.lossless import lossless_codecs
+from kv_transfer.codecs.rows import row_codecs
 from pdserve.kv import KvLayout
 
 
 @lru_cache(maxsize=64)
 def codecs_for(layout: KvLayout) -> Mapping[str, Codec]:
     """By name, best first."""
-    return MappingProxyType(lossless_codecs(layout.dtype.itemsize))
+    return MappingProxyType(row_codecs(layout) | lossless_codecs(layout.dtype.itemsize))

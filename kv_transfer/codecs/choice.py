@@ -10,12 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final
 
-import numpy as np
-
-from kv_transfer.codecs.codec import RAW, Bytes, Codec
+from kv_transfer.codecs.codec import RAW, Codec
 
 RAW_FORM: Final = "raw"  # as a status says it
 
@@ -118,15 +115,8 @@ class CodecChoice:
 
 def coding_rate(codec: Codec) -> float:
     """Bytes of a pool that one idle core codes per second: measured in a millisecond."""
-    sample = _sample()
-    codec.encode(sample[: len(sample) // 4])  # what the first call alone takes
+    sample = codec.sample(_SAMPLE_BYTES)
+    codec.encode(sample)  # what the first call alone takes
     started_s = time.thread_time()
     codec.encode(sample)
     return len(sample) / max(time.thread_time() - started_s, 1e-9)
-
-
-@lru_cache(maxsize=1)
-def _sample() -> Bytes:
-    """Normally distributed numbers, in bfloat16."""
-    numbers = np.random.default_rng(0).normal(size=_SAMPLE_BYTES // 2).astype(np.float32)
-    return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)

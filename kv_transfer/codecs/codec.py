@@ -19,6 +19,10 @@ class Codec(Protocol):
         """The pieces of what is sent for a chunk; at most `max_coded_bytes` in all."""
         ...
 
+    def sample(self, num_bytes: int) -> Bytes:
+        """About so many bytes of which coding takes as long as of KV."""
+        ...
+
     def decode(self, coded: Bytes, chunk: Bytes) -> None:
         """Write to `chunk` the bytes that were coded.
 

@@ -57,6 +57,11 @@ class ZstdPlanes:
         count = len(chunk) // self._width
         return [self._own.compressor.compress(planes[:count].data), planes[count:]]
 
+    def sample(self, num_bytes: int) -> Bytes:
+        """Normally distributed numbers, in bfloat16, whatever the width is."""
+        numbers = np.random.default_rng(0).normal(size=num_bytes // 2).astype(np.float32)
+        return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+
     def decode(self, coded: Bytes, chunk: Bytes) -> None:
         """As Codec.decode."""
         count = len(chunk) // self._width

@@ -59,8 +59,12 @@ class ModelRunner:
             scored_logits_bytes: maximum size of logits at a time, in steps that score prompts.
             grammars: computes the masks of answers that have a grammar.
         """
-        layout = model.config.kv_layout(kv_cache.layout.block_size, kv_cache.layout.dtype)
-        assert layout.model_shape == kv_cache.layout.model_shape, "the pool is of this model"
+        own = kv_cache.layout
+        layout = model.config.kv_layout(own.block_size, own.dtype, own.rounded_to)
+        assert layout.model_shape == own.model_shape, "the pool is of this model"
+        if own.rounded_to is not None:
+            assert isinstance(model, NativeDecoder), "on CPUs only"
+            model.round_kv(own.rounded_to)
         if not layout.dtype.is_coded:
             assert kv_cache.pool.dtype == model.dtype, "model and pool have one dtype"
         self.model_s = 0.0  # total time spent in the model itself, over all steps

@@ -87,6 +87,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
     is_latent: bool = False  # rows are of latent attention: there are no values besides
     windows: tuple[int, ...] = ()  # of each layer, in tokens, 0: none; (): the pool keeps it all
     state_bytes: int = 0  # that a request has besides, in layers that are not counted here
+    rounded_to: KvDtype | None = None  # codes: rows hold what these can, to be sent as them
 
     @classmethod
     def gqa(
@@ -116,13 +117,13 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
         return self.first_layer + self.num_layers
 
     @property
-    def model_shape(self) -> tuple[int, int, int, KvDtype, bool, int]:
+    def model_shape(self) -> tuple[int, int, int, KvDtype, bool, int, KvDtype | None]:
         """What pools must have in common to exchange KV.
 
-        That is (layers, KV heads, head_dim, dtype, is_latent, state_bytes).
+        That is (layers, KV heads, head_dim, dtype, is_latent, state_bytes, rounded_to).
         """
-        heads, states = self.total_kv_heads, self.state_bytes
-        return (self.total_layers, heads, self.head_dim, self.dtype, self.is_latent, states)
+        kind = (self.dtype, self.is_latent, self.state_bytes, self.rounded_to)
+        return (self.total_layers, self.total_kv_heads, self.head_dim, *kind)
 
     def shard(self, rank: int, num_ranks: int) -> KvLayout:
         """The layout of one tensor-parallel rank, given the layout of the whole model.
@@ -189,6 +190,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             raise LayoutMismatch(f"not a KV layout, by its windows: {self}")
         if not 0 <= self.state_bytes <= _MAX_STATE_BYTES:
             raise LayoutMismatch(f"not a KV layout, by the bytes of a state: {self}")
+        if self.rounded_to and (self.dtype.is_coded or not self.rounded_to.is_coded):
+            raise LayoutMismatch(f"not a KV layout, by what rows are rounded to: {self}")
         if self.block_bytes > _MAX_BLOCK_BYTES:
             raise LayoutMismatch(f"not a KV layout, {self.block_bytes} bytes a block: {self}")
 
@@ -336,6 +339,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             f"{self.token_bytes} bytes a token, {self.block_size} tokens a block"
             + (f" of {self.block_layers} layers" if self.num_companions else "")
             + (f"; {self.state_bytes} bytes a request besides" if self.state_bytes else "")
+            + (f"; rounded to {self.rounded_to}" if self.rounded_to else "")
         )
 
     def fingerprint(self, model_id: str, revision: str) -> str:
@@ -349,6 +353,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             del layout["windows"]
         if not self.state_bytes:  # likewise
             del layout["state_bytes"]
+        if self.rounded_to is None:  # likewise
+            del layout["rounded_to"]
         content = msgspec.json.encode((LAYOUT_VERSION, model_id, revision, layout))
         return hashlib.blake2b(content, digest_size=16).hexdigest()
 

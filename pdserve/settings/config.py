@@ -112,8 +112,7 @@ class CheckpointConfig(WeightsConfig, frozen=True):
     adapters: Annotated[
         list[str],
         Meta(
-            description="NAME=PATH of a LoRA adapter to serve from the start, in a folder of the "
-            "nodes",
+            description="NAME=PATH of a LoRA adapter to serve at first, in a folder of the nodes",
             extra=WHOLE,
         ),
     ] = msgspec.field(default_factory=list)
@@ -143,10 +142,11 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = "same"
     kv_dtype: Annotated[
         Literal["auto", "int8", "fp8"],
-        Meta(
-            description="how KV is stored; int8, fp8: half the memory and traffic of bfloat16 "
-            "(CPU only); auto: as dtype"
-        ),
+        Meta(description="how KV is stored; int8, fp8: in half the bytes (CPU only)"),
+    ] = "auto"
+    wire_dtype: Annotated[
+        Literal["auto", "int8", "fp8"],
+        Meta(description="what KV is rounded to, to be sent so by slow networks (CPU only)"),
     ] = "auto"
     device: Annotated[str, Meta(description="auto, cpu, cuda or cuda:N")] = "auto"
     attention: Annotated[

@@ -20,6 +20,7 @@ CLUSTER: Final[Groups] = {
         "dtype",
         "quantization",
         "kv_dtype",
+        "wire_dtype",
         "max_model_len",
     ),
     "network": ("on", "host", "port"),
@@ -52,7 +53,16 @@ COORDINATOR: Final[Groups] = {
 
 NODE: Final[Groups] = {
     "cluster": ("node_id", "coordinators"),
-    "model": ("model", "models", "revision", "dtype", "quantization", "kv_dtype", "max_model_len"),
+    "model": (
+        "model",
+        "models",
+        "revision",
+        "dtype",
+        "quantization",
+        "kv_dtype",
+        "wire_dtype",
+        "max_model_len",
+    ),
     "network": ("host", "port", "metrics_port", "transports"),
     "scheduling": ("max_batch_size", "token_budget"),
     "performance": (

@@ -30,7 +30,14 @@ _NAME: Final = re.compile(r"[^\s\x00-\x1f\x7f\"']{1,128}")
 _NumNodes = Annotated[int, Meta(ge=0, le=1024)]
 _Kind: TypeAlias = Literal["prefill", "decode"]
 # What of a node's engine a model may say for itself, by the same names.
-_OF_ENGINE: Final = ("dtype", "quantization", "kv_dtype", "max_model_len", "kv_memory")
+_OF_ENGINE: Final = (
+    "dtype",
+    "quantization",
+    "kv_dtype",
+    "wire_dtype",
+    "max_model_len",
+    "kv_memory",
+)
 
 
 class NumNodes(ConfigStruct, frozen=True):
@@ -51,6 +58,7 @@ class RegisteredModel(ConfigStruct, frozen=True):
     dtype: str | None = None  # None of these: what the node has been started with
     quantization: str | None = None
     kv_dtype: str | None = None
+    wire_dtype: str | None = None
     max_model_len: int | None = None
     kv_memory: str | None = None
     min: NumNodes = NumNodes(prefill=1, decode=1)  # nodes that are always its own

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class KvLayout(_message.Message):
-    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "first_kv_head", "model_kv_heads", "first_layer", "model_layers", "is_latent", "windows", "state_bytes")
+    __slots__ = ("num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "first_kv_head", "model_kv_heads", "first_layer", "model_layers", "is_latent", "windows", "state_bytes", "rounded_to")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class KvLayout(_message.Message):
     IS_LATENT_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROUNDED_TO_FIELD_NUMBER: _ClassVar[int]
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -32,7 +33,8 @@ class KvLayout(_message.Message):
     is_latent: bool
     windows: _containers.RepeatedScalarFieldContainer[int]
     state_bytes: int
-    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_kv_head: _Optional[int] = ..., model_kv_heads: _Optional[int] = ..., first_layer: _Optional[int] = ..., model_layers: _Optional[int] = ..., is_latent: bool = ..., windows: _Optional[_Iterable[int]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
+    rounded_to: str
+    def __init__(self, num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., first_kv_head: _Optional[int] = ..., model_kv_heads: _Optional[int] = ..., first_layer: _Optional[int] = ..., model_layers: _Optional[int] = ..., is_latent: bool = ..., windows: _Optional[_Iterable[int]] = ..., state_bytes: _Optional[int] = ..., rounded_to: _Optional[str] = ...) -> None: ...
 
 class BadWord(_message.Message):
     __slots__ = ("token_ids",)

@@ -116,12 +116,15 @@ class ModelConfig:
         is_float16 = self.stored_dtype == ActivationDtype.FLOAT16 and device_type != "cpu"
         return ActivationDtype.FLOAT16 if is_float16 else ActivationDtype.BFLOAT16
 
-    def kv_layout(self, block_size: int, dtype: KvDtype) -> KvLayout:
+    def kv_layout(
+        self, block_size: int, dtype: KvDtype, rounded_to: KvDtype | None = None
+    ) -> KvLayout:
         """Return the layout of this model's KV blocks.
 
         Args:
             block_size: in tokens.
             dtype: of the cache.
+            rounded_to: codes that its rows are rounded to, if any.
         """
         return KvLayout(
             num_layers=len(self.kv_layers),
@@ -131,6 +134,7 @@ class ModelConfig:
             dtype=dtype,
             is_latent=self.latent is not None,
             state_bytes=0 if self.recurrent is None else self.recurrent.state_bytes,
+            rounded_to=rounded_to,
         )
 
 

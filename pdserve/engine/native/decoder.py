@@ -25,6 +25,7 @@ from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.rope import LayerRopes
 from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
+from pdserve.kv import KvDtype
 from pdserve.protocol import Sickness
 from pdserve.shared.errors import AdapterRefused, NodeSick
 
@@ -117,6 +118,10 @@ class NativeDecoder:
         self._decoders.append(other._decoder)
         other._adapters, other._decoders = self._adapters, self._decoders
         return other
+
+    def round_kv(self, codes: KvDtype) -> None:
+        """Round all KV to what rows of these codes can hold, from the next step on."""
+        self._decoder.round_kv(codes)
 
     def take_adapter(self, adapter: Adapter) -> None:
         """See Decoder.take_adapter."""

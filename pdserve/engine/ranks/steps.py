@@ -36,6 +36,8 @@ def compute_steps(order: RankOrder, memory: NDArray[np.uint8], pool: NDArray[np.
     _native.set_num_threads(order.num_threads)
     steps = StepMemory(memory, order.rank, order.stages)
     decoder = _load(order, steps)
+    if order.layout.rounded_to is not None:
+        decoder.round_kv(order.layout.rounded_to)
     cpu = torch.device("cpu")
     kv_pool = KvCache(order.layout, order.num_blocks, cpu, pool).pool
     steps.group.say_ready()

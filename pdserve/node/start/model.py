@@ -145,7 +145,9 @@ class NodeModel:
 
     @property
     def _kv_codes(self) -> list[str]:
-        return [f"kv-{self.layout.dtype}"] if self.layout.dtype.is_coded else []
+        layout = self.layout
+        stored = [f"kv-{layout.dtype}"] if layout.dtype.is_coded else []
+        return stored + [f"wire-{layout.rounded_to}"] * (layout.rounded_to is not None)
 
 
 class RankLoader(Protocol):

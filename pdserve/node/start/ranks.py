@@ -67,6 +67,8 @@ class Ranks:
             cache=cache,
             kernels=_variant(model),
         )
+        if model.layout.rounded_to is not None:
+            decoder.round_kv(model.layout.rounded_to)
         steps.group.say_ready()
         wait_ready(steps.group, lambda: on_progress(1.0), self.processes)
         return decoder
@@ -160,7 +162,9 @@ def _carrier_order(
             model_id=model.checkpoint.model_id,
             revision=model.checkpoint.revision,
             part=later,
-            layout=model.config.kv_layout(model.layout.block_size, model.layout.dtype),
+            layout=model.config.kv_layout(
+                model.layout.block_size, model.layout.dtype, model.layout.rounded_to
+            ),
             num_blocks=model.num_blocks,
             quantization=model.form.quantization,
             activations=model.activations.value,

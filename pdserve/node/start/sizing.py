@@ -63,7 +63,9 @@ def sizes_of(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> Si
     dtype = _kv_dtype(engine, activations, device)
     row_bytes = max(plane.row_bytes for plane in model.kv_layout(1, dtype).planes)
     block_size = engine.block_size or auto_block_size(row_bytes, device, max_model_len)
-    return Sizes(form, activations, model.kv_layout(block_size, dtype), max_model_len)
+    rounded_to = _rounded_to(engine, model, device)
+    layout = model.kv_layout(block_size, dtype, rounded_to)
+    return Sizes(form, activations, layout, max_model_len)
 
 
 def _activations(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> ActivationDtype:
@@ -88,6 +90,22 @@ def _kv_dtype(engine: EngineConfig, activations: ActivationDtype, device: Device
             "it out, or ask for device cpu"
         )
     return KvDtype(engine.kv_dtype)
+
+
+def _rounded_to(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> KvDtype | None:
+    """Raises ConfigError: KV is not rounded by this device, or is stored as codes anyway."""
+    if engine.wire_dtype == "auto":
+        return None
+    why = ""
+    if device != "cpu":
+        why = f"is for CPUs, and this node computes on {device}"
+    elif engine.kv_dtype != "auto":
+        why = f"is for KV that is sent in fewer bits than stored, and kv_dtype is {engine.kv_dtype}"
+    elif model.recurrent is not None:
+        why = "does not round states, and this model has layers with a state"
+    if why:
+        raise ConfigError(f"wire_dtype {engine.wire_dtype} {why}: leave it out")
+    return KvDtype(engine.wire_dtype)
 
 
 def auto_block_size(row_bytes: int, device: DeviceType, max_model_len: int) -> int:

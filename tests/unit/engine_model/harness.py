@@ -73,9 +73,10 @@ class Node:
         device: torch.device = CPU,
         change: Callable[[ModelConfig], ModelConfig] | None = None,
         kv_dtype: KvDtype | None = None,
+        rounded_to: KvDtype | None = None,
         quantization: str = "none",
     ) -> Node:
-        """`change`: of what the checkpoint says; `kv_dtype`: of KV, if it is another one."""
+        """`change`: of what the checkpoint says; `kv_dtype`, `rounded_to`: of KV, if others."""
         checkpoint = resolve_checkpoint(str(path))
         config = load_model_config(checkpoint)
         config = config if change is None else change(config)
@@ -87,7 +88,7 @@ class Node:
         )
         model = load(checkpoint, plan, ActivationDtype(dtype), device)
         num_blocks = num_tokens // block_size + 64
-        layout = config.kv_layout(block_size, kv_dtype or dtype)
+        layout = config.kv_layout(block_size, kv_dtype or dtype, rounded_to)
         kv_cache = KvCache(layout, num_blocks, device)
         # What a block held before must never matter: NaN, also as a scale.
         kv_cache.pool.view(torch.uint8).fill_(255)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -54,6 +55,30 @@ def test_equal_bytes_arrive_wherever_spans_begin(dtype: KvDtype) -> None:
         for offset, nbytes in spans.tolist():
             expected[offset : offset + nbytes] = source[offset : offset + nbytes]
         assert np.array_equal(target, expected)
+
+
+ROUNDED = [
+    msgspec.structs.replace(layout_of(dtype), rounded_to=codes)
+    for dtype in (KvDtype.BFLOAT16, KvDtype.FLOAT32)
+    for codes in (KvDtype.INT8, KvDtype.FP8)
+]
+
+
+@pytest.mark.parametrize("layout", ROUNDED)
+def test_rounded_rows_are_sent_as_codes_and_others_as_they_are(layout: KvLayout) -> None:
+    codec = codecs_for(layout)[str(layout.rounded_to)]
+    rows = codec.sample(1 << 16)
+    (coded,) = codec.encode(rows)
+    assert len(coded) * layout.planes[0].row_bytes == len(rows) * (layout.head_dim + 4)
+    others = rows.copy()
+    others[:64] = numbers(32, seed=1)
+    (as_it_is,) = codec.encode(others)
+    for sent, chunk in ((coded, rows), (as_it_is, others)):
+        found = np.zeros_like(chunk)
+        codec.decode(np.frombuffer(sent, dtype=np.uint8), found)
+        assert np.array_equal(found, chunk)
+    with pytest.raises(CorruptTransfer):
+        codec.decode(np.frombuffer(coded, dtype=np.uint8)[1:], rows)
 
 
 def test_numbers_take_two_thirds_of_their_bytes() -> None:

@@ -53,6 +53,26 @@ def test_kv_of_other_formats_is_not_exchanged() -> None:
             ours.check_peer("peer", theirs.fingerprint, theirs.layout)
 
 
+def test_kv_that_is_rounded_otherwise_is_not_exchanged() -> None:
+    models = [planned(), planned(wire_dtype="int8"), planned(wire_dtype="fp8")]
+    assert [model.layout.rounded_to for model in models] == [None, KvDtype.INT8, KvDtype.FP8]
+    assert len({model.revision for model in models}) == len(models)
+    assert "+wire-int8+" in models[1].revision
+    for ours, theirs in permutations(map(identity, models), 2):
+        with pytest.raises(LayoutMismatch, match="cannot be laid out as"):
+            ours.check_peer("peer", theirs.fingerprint, theirs.layout)
+
+
+def test_rounding_is_refused_where_nothing_would_be_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match=r"wire_dtype int8 is for KV .* kv_dtype is int8: leave"):
+        planned(kv_dtype="int8", wire_dtype="int8")
+    show_cards(monkeypatch, [1 << 30] * 2)
+    with pytest.raises(ConfigError, match=r"wire_dtype fp8 is for CPUs, .* cuda"):
+        planned(device="cuda:1", kv_memory="64MiB", wire_dtype="fp8")
+
+
 def test_kernels_that_this_cpu_lacks_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"kernels 'avx9': this CPU can run .*portable"):
         planned(kernels="avx9")
