@@ -110,7 +110,6 @@ const IntegerKernels& integer_kernels(Variant variant) {
 Form of_integers(const Product& product, Variant variant, Call& call) {
     const PackedMatrix& matrix = *product.matrix;
     const IntegerKernels& kernels = integer_kernels(variant);
-    const int plane = matrix.planes - 1;
     const bool is_coded = matrix.type == WeightType::kCoded;
     const int64_t num_blocks = (matrix.num_in + kBlockInputs - 1) / kBlockInputs;
     call.coding = is_coded ? matrix.coding
@@ -125,11 +124,11 @@ Form of_integers(const Product& product, Variant variant, Call& call) {
     const int64_t groups = call.coded.num_groups;
     call.layout = {call.layout.num_panels, num_blocks * 8, 4, call.coded.panel_bytes};
     return {
-        .multiply = kernels.multiply[plane],
+        .multiply = kernels.multiply,
         .convert = nullptr,
-        .quantise = kernels.quantise[plane],
+        .quantise = kernels.quantise,
         .is_in_place = false,
-        .row_bytes = num_blocks * kernels.block_bytes[plane],
+        .row_bytes = num_blocks * kRowBlockBytes,
         .num_inputs = num_blocks * kBlockInputs,
         .rows_together = kIntegerRows,
         .most_rows = kMostRows,

@@ -17,7 +17,6 @@ namespace pdserve::linear {
 struct PackedMatrix {
     WeightType type;
     Coding coding;  // if that is its type
-    int planes;     // of 8 bits: integers that x of bfloat16 becomes (kernels/integers.h)
     int64_t num_out;
     int64_t num_in;
     bool is_gated;        // gate above up: made for gated results

@@ -90,10 +90,6 @@ Coding coding_from(nb::handle object, int64_t num_in) {
 }  // namespace
 
 void read_form(nb::handle form, PackedMatrix& matrix) {
-    matrix.planes = nb::cast<int>(form.attr("planes"));
-    if (matrix.planes != 1 && matrix.planes != 2) {
-        raise_value_error("form.planes", "1 or 2", std::to_string(matrix.planes));
-    }
     const nb::object coding = form.attr("coding");
     if (!coding.is_none()) {
         matrix.type = WeightType::kCoded;

@@ -11,51 +11,47 @@ namespace {
 
 #if defined(__AVX512VNNI__)
 
-// A plane of 32 bytes, then the other one, if there are two.
-constexpr int integer_bytes(int num_planes) { return num_planes * kBlockInputs; }
+// A row's blocks of lower bytes and numbers; behind them all, upper bytes, which are zeros but in
+// wide blocks: q = 256 * upper + lower, both signed.
+constexpr bool kHasUpper = true;
+constexpr int kLowerBytes = kBlockInputs;
+constexpr int kUpperBytes = kBlockInputs;
 
 // Inputs of a block, from i on.
-template <int kPlanes>
-PDSERVE_INLINE void put_integers(uint8_t* block, int i, IntLanes q) {
-    const IntLanes upper = kPlanes == 1 ? q : (q + 128) >> 8;
-    store(block + i, _mm512_cvtepi32_epi8((__m512i)upper));
-    if constexpr (kPlanes == 2) {
-        store(block + kBlockInputs + i, _mm512_cvtepi32_epi8((__m512i)(q - (upper << 8))));
-    }
+PDSERVE_INLINE void put_integers(uint8_t* lower, uint8_t* upper, int i, IntLanes q) {
+    const IntLanes above = (q + 128) >> 8;
+    store(upper + i, _mm512_cvtepi32_epi8((__m512i)above));
+    store(lower + i, _mm512_cvtepi32_epi8((__m512i)(q - (above << 8))));
 }
 
-// sum + the codes times 4 inputs, in all lanes. (In a register of its own, to be used but once, what
-// is read would take twice as long, and that is what GCC 12 does.)
-PDSERVE_INLINE IntLanes add_four(IntLanes sum, PairLanes codes, const uint8_t* x) {
-    const auto& inputs = *reinterpret_cast<const uint8_t(*)[4]>(x);
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(inputs));
-    return sum;
-}
-
-// sum + the codes times inputs of half a block.
-template <int kPlanes>
-PDSERVE_INLINE IntLanes add_half(
-    IntLanes sum, const CodeUnits& units, const uint8_t* block, int half) {
-    const uint8_t* x = block + half * (kBlockInputs / 2);
-    IntLanes upper = {};
+// Adds 4 inputs of a row, of unit u, times those of some outputs, to sums.
+template <int kVectors>
+PDSERVE_INLINE void add_four(IntLanes* sums, const PairLanes* codes, const uint8_t* x, int u) {
+    if constexpr (kVectors == 1) {
+        // In a register of its own, to be used but once, what is read would take twice as long, and
+        // that is what GCC 12 does.
+        const auto& inputs = *reinterpret_cast<const uint8_t(*)[4]>(x + 4 * u);
+        asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums[0]) : "v"(codes[0]), "m"(inputs));
+    } else {
+        uint32_t bits;
+        __builtin_memcpy(&bits, x + 4 * u, sizeof(bits));
+        const PairLanes inputs = splat(bits);
 #pragma GCC unroll 4
-    for (int u = 0; u < kHalfUnits; ++u) upper = add_four(upper, units.of[u], x + 4 * u);
-    if constexpr (kPlanes == 1) return upper + sum;
-    IntLanes total = upper << 8;
-#pragma GCC unroll 4
-    for (int u = 0; u < kHalfUnits; ++u) {
-        total = add_four(total, units.of[u], x + kBlockInputs + 4 * u);
+        for (int i = 0; i < kVectors; ++i) {
+            sums[i] = (IntLanes)_mm512_dpbusd_epi32(
+                (__m512i)sums[i], (__m512i)codes[i], (__m512i)inputs);
+        }
     }
-    return total + sum;
 }
 
 #else
 
 // Integers of 16 bits: of each 4, the even ones first, as they are multiplied in pairs.
-constexpr int integer_bytes(int) { return kBlockInputs * 2; }
+constexpr bool kHasUpper = false;
+constexpr int kLowerBytes = 2 * kBlockInputs;
+constexpr int kUpperBytes = 0;
 
-template <int kPlanes>
-PDSERVE_INLINE void put_integers(uint8_t* block, int first, IntLanes q) {
+PDSERVE_INLINE void put_integers(uint8_t* block, uint8_t*, int first, IntLanes q) {
 #pragma GCC unroll 16
     for (int lane = 0; lane < kLanes; ++lane) {
         const auto number = static_cast<int16_t>(q[lane]);
@@ -82,30 +78,26 @@ PDSERVE_INLINE IntLanes multiply_pairs(PairLanes a, int32_t b) {
 #endif
 }
 
-template <int kPlanes>
-PDSERVE_INLINE IntLanes add_half(
-    IntLanes sum, const CodeUnits& units, const uint8_t* block, int half) {
-    const uint8_t* x = block + half * kBlockInputs;
+template <int kVectors>
+PDSERVE_INLINE void add_four(IntLanes* sums, const PairLanes* codes, const uint8_t* x, int u) {
+    const int32_t even = four_bytes(x + 8 * u), odd = four_bytes(x + 8 * u + 4);
 #pragma GCC unroll 4
-    for (int u = 0; u < kHalfUnits; ++u) {
-        sum += multiply_pairs(units.of[u] & 0x00ff00ffu, four_bytes(x + 8 * u));
-        sum += multiply_pairs(units.of[u] >> 8 & 0x00ff00ffu, four_bytes(x + 8 * u + 4));
+    for (int i = 0; i < kVectors; ++i) {
+        sums[i] += multiply_pairs(codes[i] & 0x00ff00ffu, even);
+        sums[i] += multiply_pairs(codes[i] >> 8 & 0x00ff00ffu, odd);
     }
-    return sum;
 }
 
 #endif
 
-// Of a row.
-constexpr int row_block_bytes(int num_planes) {
-    return integer_bytes(num_planes) + static_cast<int>(sizeof(BlockNumbers));
-}
+constexpr int kLowerBlockBytes = kLowerBytes + static_cast<int>(sizeof(BlockNumbers));
+static_assert(kLowerBlockBytes + kUpperBytes == kRowBlockBytes);
 
-// A number of a row's block, in all lanes.
+// A number of a row's block.
 template <class T>
-PDSERVE_INLINE T number_at(const uint8_t* block, int num_planes, size_t offset) {
+PDSERVE_INLINE T number_at(const uint8_t* block, size_t offset) {
     T number;
-    __builtin_memcpy(&number, block + integer_bytes(num_planes) + offset, sizeof(number));
+    __builtin_memcpy(&number, block + kLowerBytes + offset, sizeof(number));
     return number;
 }
 

@@ -14,22 +14,25 @@ namespace {
 
 constexpr int kSumStride = kMaxChunkPanels * kPanelOutputs;
 
+// Up to this many rows, memory bandwidth is the limit.
+constexpr int kMostStreamedRows = 2;
+
+// With more, codes become bytes once for all.
+constexpr int kMostInlinePasses = 4;
+
 // Of a chunk's codes as bytes: what the L1 cache holds beside a few rows of x.
 constexpr int64_t kMostWideBytes = 32 << 10;
 
 template <int kBits>
 void widen_blocks(const uint8_t* block, int64_t num_blocks, int block_bytes, uint8_t* target) {
     for (int64_t b = 0; b < num_blocks; ++b, block += block_bytes) {
-        for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 8
+        for (int u = 0; u < kBlockUnits; ++u) {
 #pragma GCC unroll 4
             for (int v = 0; v < kPanelVectors; ++v) {
-                const CodeUnits units = half_units<kBits>(block, half, v);
-#pragma GCC unroll 4
-                for (int u = 0; u < kHalfUnits; ++u) {
-                    store(target + u * kUnitBytes + v * kLanes * 4, units.of[u]);
-                }
+                store(target + v * kLanes * 4, unit_at<kBits>(block, u, v));
             }
-            target += kHalfUnits * kUnitBytes;
+            target += kUnitBytes;
         }
     }
 }
@@ -43,7 +46,6 @@ void widen_codes(int bits, const uint8_t* codes, int64_t num_blocks, int block_b
     }
 }
 
-template <int kPlanes>
 class MultiplyIntegers {
 public:
     MultiplyIntegers(const Call& call, const WorkItem& item, uint8_t* scratch)
@@ -53,7 +55,8 @@ public:
           item_(item),
           num_blocks_(call.layout.num_units * call.layout.unit_inputs / kBlockInputs),
           group_bytes_(coded_.num_groups * kPanelOutputs * static_cast<int64_t>(sizeof(float))),
-          is_wide_(item.num_rows > kMostIntegerRows && coding_.bits != 8),
+          scaling_(scaling()),
+          is_wide_(item.num_rows > kMostInlinePasses * kMostIntegerRows && coding_.bits != 8),
           scratch_(scratch),
           finish_(call) {}
 
@@ -110,42 +113,57 @@ private:
         return coding_.has_minimums ? Scaling::kBlockAndMinimum : Scaling::kBlock;
     }
 
-    // Of rows from this one on.
-    IntegerTile tile_of(int64_t panel, const uint8_t* prepared, int64_t row) const {
+    // Of panels from p of a chunk on, and of rows from this one on.
+    IntegerTile tile_of(int64_t first_panel, int p, int64_t row, float* sums) const {
+        const uint8_t* prepared = prepared_at(p);
         IntegerTile tile{};
         tile.x = static_cast<const uint8_t*>(call_.x) + row * call_.x_row_bytes;
         tile.x_row_bytes = call_.x_row_bytes;
-        tile.codes = is_wide_ ? prepared : panel_at(panel) + coded_.codes;
+        tile.codes = is_wide_ ? prepared : panel_at(first_panel + p) + coded_.codes;
+        tile.codes_step = is_wide_ ? prepared_bytes() : coded_.panel_bytes;
         tile.num_blocks = num_blocks_;
-        tile.scaling = scaling();
         tile.scales = reinterpret_cast<const float*>(prepared + wide_bytes());
         tile.minimums = tile.scales + coded_.num_groups * kPanelOutputs;
+        tile.numbers_step = prepared_bytes() / static_cast<int64_t>(sizeof(float));
         tile.blocks_shift = 0;
         while (kBlockInputs << tile.blocks_shift < coding_.group) ++tile.blocks_shift;
+        tile.sums = sums + p * kPanelOutputs;
         tile.sum_stride = kSumStride;
         return tile;
     }
 
     void multiply_chunk(int64_t first_panel, int num_panels) const {
         item_.num_rows <= kMostIntegerRows ? multiply_few(first_panel, num_panels)
-                                           : multiply_many(first_panel, num_panels);
+                                     : multiply_many(first_panel, num_panels);
     }
 
     uint8_t* prepared_at(int p) const { return scratch_ + p * prepared_bytes(); }
 
-    // Panel after panel, from their first bytes to their last: memory is slower out of order.
+    // Calls body(p, count) for the panels that are computed together.
+    template <class Body>
+    static void for_tiles(int num_panels, int most, const Body& body) {
+        for (int p = 0, count = 0; p < num_panels; p += count) {
+            count = num_panels - p < most ? 1 : most;
+            body(p, count);
+        }
+    }
+
+    // Panels from their first bytes to their last: memory is slower out of order. With very few
+    // rows, it is what is waited for, and fastest one panel at a time.
     void multiply_few(int64_t first_panel, int num_panels) const {
         const auto num_rows = static_cast<int>(item_.num_rows);
         alignas(64) float sums[kMostIntegerRows * kSumStride];
-        for (int p = 0; p < num_panels; ++p) {
-            const uint8_t* panel = panel_at(first_panel + p);
-            prefetch(panel + codes_ahead(coding_.bits), static_cast<int>(coded_.codes));
-            prepare(panel, prepared_at(p));
-            IntegerTile tile = tile_of(first_panel + p, prepared_at(p), item_.first_row);
-            tile.sums = sums + p * kPanelOutputs;
+        const int most = num_rows <= kMostStreamedRows ? 1 : kMostIntegerPanels;
+        for_tiles(num_panels, most, [&](int first, int count) {
+            for (int p = first; p < first + count; ++p) {
+                const uint8_t* panel = panel_at(first_panel + p);
+                prefetch(panel + codes_ahead(coding_.bits), static_cast<int>(coded_.codes));
+                prepare(panel, prepared_at(p));
+            }
+            IntegerTile tile = tile_of(first_panel, first, item_.first_row, sums);
             tile.is_ahead = true;
-            pick_integer_tile<kPlanes>(coding_.bits, num_rows)(tile);
-        }
+            pick_integer_tile(scaling_, coding_.bits, num_rows, count)(tile);
+        });
         finish_.run(sums, kSumStride, item_.first_row, num_rows, first_panel, num_panels);
     }
 
@@ -160,16 +178,15 @@ private:
             };
             const int64_t row = item_.first_row + start(i);
             const int num_rows = static_cast<int>(start(i + 1) - start(i));
-            for (int p = 0; p < num_panels; ++p) {
-                IntegerTile tile = tile_of(first_panel + p, prepared_at(p), row);
-                tile.sums = sums + p * kPanelOutputs;
+            for_tiles(num_panels, kMostIntegerPanels, [&](int p, int count) {
+                IntegerTile tile = tile_of(first_panel, p, row, sums);
                 if (i == 0) {
                     // Of the next chunk.
                     tile.next = panel_at(first_panel + p + num_panels);
-                    tile.next_bytes = (coded_.panel_bytes + num_blocks_ - 1) / num_blocks_;
+                    tile.next_bytes = (count * coded_.panel_bytes + num_blocks_ - 1) / num_blocks_;
                 }
-                pick_integer_tile<kPlanes>(8, num_rows)(tile);
-            }
+                pick_integer_tile(scaling_, is_wide_ ? 8 : coding_.bits, num_rows, count)(tile);
+            });
             finish_.run(sums, kSumStride, row, num_rows, first_panel, num_panels);
         }
     }
@@ -180,22 +197,21 @@ private:
     const WorkItem& item_;
     const int64_t num_blocks_;
     const int64_t group_bytes_;  // of a panel's scales as float32
+    const Scaling scaling_;
     const bool is_wide_;
     uint8_t* const scratch_;
     const Finish finish_;
 };
 
-template <int kPlanes>
 void multiply_item(const Call& call, const WorkItem& item, uint8_t* scratch) {
-    MultiplyIntegers<kPlanes>(call, item, scratch).run();
+    MultiplyIntegers(call, item, scratch).run();
 }
 
 }  // namespace
 
 const IntegerKernels PDSERVE_OF_THIS_BUILD(IntegerKernels) = {
-    .multiply = {multiply_item<1>, multiply_item<2>},
-    .quantise = {quantise_rows<1>, quantise_rows<2>},
-    .block_bytes = {row_block_bytes(1), row_block_bytes(2)},
+    .multiply = multiply_item,
+    .quantise = quantise_rows,
 };
 
 }  // namespace pdserve::linear

@@ -1,4 +1,7 @@
-// The product of a few rows of integers and a panel of codes, with the sums in registers.
+// The product of a few rows of integers and one or two panels of codes, with the sums in registers.
+//
+// Of two panels, an input of x is read once for both, so that multiplications, not reads, are what a
+// processor is busy with.
 #pragma once
 
 #include <utility>
@@ -9,9 +12,6 @@
 namespace pdserve::linear {
 namespace {
 
-// Computed together, as registers hold them.
-constexpr int kMostIntegerRows = kLanes / 2;
-
 // What is done with the sums of a block; integers.h.
 enum class Scaling {
     kNone,  // at the end, by others
@@ -21,16 +21,25 @@ enum class Scaling {
     kHalvesAndMinimums,
 };
 
+constexpr bool has_halves(Scaling scaling) {
+    return scaling == Scaling::kHalves || scaling == Scaling::kHalvesAndMinimums;
+}
+
+// Computed together, as registers hold them: totals, first halves, and sums of the second ones.
+constexpr int kMostIntegerPanels = kLanes == 16 ? 2 : 1;
+constexpr int kMostIntegerRows = kLanes == 16 ? 4 : kLanes / 2;
+
 struct IntegerTile {
     const uint8_t* x;
     int64_t x_row_bytes;
     const uint8_t* codes;
+    int64_t codes_step;  // bytes to the next panel's
     int64_t num_blocks;
-    Scaling scaling;
     const float* scales;    // [groups][16]
     const float* minimums;  // likewise
-    int blocks_shift;     // a group has 2**this blocks
-    const uint8_t* next;  // to be fetched: so many bytes a block
+    int64_t numbers_step;   // floats to the next panel's
+    int blocks_shift;       // a group has 2**this blocks
+    const uint8_t* next;    // to be fetched: so many bytes a block
     int64_t next_bytes;
     bool is_ahead;  // so are the codes, before their use
     float* sums;    // [rows][sum_stride]
@@ -40,93 +49,172 @@ struct IntegerTile {
 // How far ahead codes are fetched, in bytes, as measured.
 constexpr int64_t codes_ahead(int bits) { return bits == 8 ? 4096 : 8192; }
 
-// A row's sums of half a block, times the row's scale.
-template <int kPlanes>
-PDSERVE_INLINE FloatLanes half_sum(const CodeUnits& units, const uint8_t* row, int half) {
-    const auto zero_sum = number_at<int32_t>(
-        row, kPlanes, offsetof(BlockNumbers, zero_sums) + half * sizeof(int32_t));
-    const auto scale =
-        number_at<float>(row, kPlanes, offsetof(BlockNumbers, scales) + half * sizeof(float));
-    const IntLanes sum = add_half<kPlanes>(zero_sum - IntLanes{}, units, row, half);
-    return __builtin_convertvector(sum, FloatLanes) * splat(scale);
-}
+// Adds a block to the totals of vector v of each panel.
+template <Scaling kScaling, int kBits, int kRows, int kPanels>
+class AddBlock {
+public:
+    using Totals = FloatLanes[kRows][kPanels];
 
-// Adds a block to the totals of a vector of the panel.
-template <Scaling kScaling, int kPlanes, int kRows>
-PDSERVE_INLINE void add_block(const IntegerTile& tile, int64_t b, int v, const uint8_t* x,
-    const CodeUnits* units, FloatLanes* totals) {
-    constexpr bool kIsHalves =
-        kScaling == Scaling::kHalves || kScaling == Scaling::kHalvesAndMinimums;
-    constexpr bool kHasMinimums =
-        kScaling == Scaling::kBlockAndMinimum || kScaling == Scaling::kHalvesAndMinimums;
-    const int64_t group = kIsHalves ? 2 * b : b >> tile.blocks_shift;
-    const auto number = [&](const float* numbers, int64_t of) {
-        return load(numbers + of * kPanelOutputs + v * kLanes);
-    };
-    const auto sum = [&](const uint8_t* row, size_t offset) {
-        return splat(number_at<float>(row, kPlanes, offset));
-    };
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-        const uint8_t* row = x + r * tile.x_row_bytes;
-        const FloatLanes first = half_sum<kPlanes>(units[0], row, 0);
-        const FloatLanes second = half_sum<kPlanes>(units[1], row, 1);
-        FloatLanes y;
-        if constexpr (kIsHalves) {
-            y = first * number(tile.scales, group) + second * number(tile.scales, group + 1);
-        } else {
-            y = first + second;
-            if constexpr (kScaling != Scaling::kNone) y = y * number(tile.scales, group);
-        }
-        if constexpr (kHasMinimums && kIsHalves) {
-            y = y
-                - (number(tile.minimums, group) * sum(row, offsetof(BlockNumbers, sums))
-                    + number(tile.minimums, group + 1)
-                        * sum(row, offsetof(BlockNumbers, sums) + sizeof(float)));
-        } else if constexpr (kHasMinimums) {
-            y = y - number(tile.minimums, group) * sum(row, offsetof(BlockNumbers, sum));
-        }
-        totals[r] = totals[r] + y;
+    PDSERVE_INLINE AddBlock(
+        const IntegerTile& tile, int64_t b, int v, const uint8_t* block)
+        : tile_(tile), v_(v), block_(block),
+          x_(tile.x + b * kLowerBlockBytes),
+          upper_(tile.x + tile.num_blocks * kLowerBlockBytes + b * kUpperBytes),
+          group_(has_halves(kScaling) ? 2 * b : b >> tile.blocks_shift) {}
+
+    PDSERVE_INLINE void run(Totals& totals) const {
+        FloatLanes first[kRows][kPanels];
+        IntLanes sums[kRows][kPanels];
+        add_up<0>(sums);
+        each([&](int r, int p) { first[r][p] = scaled<0>(sums[r][p], r, p); });
+        add_up<1>(sums);
+        each([&](int r, int p) {
+            FloatLanes y = first[r][p] + scaled<1>(sums[r][p], r, p);
+            if constexpr (kScaling == Scaling::kBlock || kScaling == Scaling::kBlockAndMinimum) {
+                y = y * of_weights(tile_.scales, 0, p);
+            }
+            totals[r][p] = totals[r][p] + less_minimum(y, r, p);
+        });
     }
-}
 
-template <int kBits, int kPlanes, int kRows>
+private:
+    template <class Body>
+    PDSERVE_INLINE static void each(const Body& body) {
+#pragma GCC unroll 4
+        for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) body(r, p);
+        }
+    }
+
+    PDSERVE_INLINE const uint8_t* row(int r) const { return x_ + r * tile_.x_row_bytes; }
+
+    template <class T>
+    PDSERVE_INLINE auto number(int r, size_t offset) const {
+        return number_at<T>(row(r), offset);
+    }
+
+    // A row's number, in all lanes.
+    PDSERVE_INLINE FloatLanes of_x(int r, size_t offset) const {
+        return splat(number<float>(r, offset));
+    }
+
+    // Those of a group, of each panel.
+    PDSERVE_INLINE FloatLanes of_weights(const float* numbers, int half, int p) const {
+        return load(numbers + p * tile_.numbers_step + (group_ + half) * kPanelOutputs + v_ * kLanes);
+    }
+
+    // The sums of half a block, as far as numbers of its own go.
+    template <int kHalf>
+    PDSERVE_INLINE FloatLanes scaled(IntLanes sums, int r, int p) const {
+        const FloatLanes y = __builtin_convertvector(sums, FloatLanes)
+            * of_x(r, offsetof(BlockNumbers, scales) + kHalf * sizeof(float));
+        if constexpr (has_halves(kScaling)) return y * of_weights(tile_.scales, kHalf, p);
+        return y;
+    }
+
+    PDSERVE_INLINE FloatLanes less_minimum(FloatLanes y, int r, int p) const {
+        constexpr size_t kSums = offsetof(BlockNumbers, sums);
+        if constexpr (kScaling == Scaling::kBlockAndMinimum) {
+            return y - of_weights(tile_.minimums, 0, p) * of_x(r, offsetof(BlockNumbers, sum));
+        }
+        if constexpr (kScaling == Scaling::kHalvesAndMinimums) {
+            return y
+                - (of_weights(tile_.minimums, 0, p) * of_x(r, kSums)
+                    + of_weights(tile_.minimums, 1, p) * of_x(r, kSums + sizeof(float)));
+        }
+        return y;
+    }
+
+    // sums = those of codes less zero, times integers of x, of half a block.
+    template <int kHalf>
+    PDSERVE_INLINE void add_up(IntLanes (&sums)[kRows][kPanels]) const {
+        constexpr size_t kZeroSum = offsetof(BlockNumbers, zero_sums) + kHalf * sizeof(int32_t);
+        each([&](int r, int p) { sums[r][p] = number<int32_t>(r, kZeroSum) - IntLanes{}; });
+        if constexpr (kHasUpper) {
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) {
+                if (number<int32_t>(r, offsetof(BlockNumbers, is_wide)) != 0) [[unlikely]] {
+                    add_upper<kHalf>(r, sums[r]);
+                }
+            }
+        }
+        const uint8_t* block = hidden_block();
+#pragma GCC unroll 4
+        for (int u = kHalf * kHalfUnits; u < (kHalf + 1) * kHalfUnits; ++u) {
+            PairLanes codes[kPanels];
+            codes_at(block, u, codes);
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) add_four<kPanels>(sums[r], codes, row(r), u);
+        }
+    }
+
+    // Of a row of 16 bits.
+    template <int kHalf>
+    PDSERVE_INLINE void add_upper(int r, IntLanes (&sums)[kPanels]) const {
+        const uint8_t* block = hidden_block();
+        IntLanes upper[kPanels] = {};
+#pragma GCC unroll 4
+        for (int u = kHalf * kHalfUnits; u < (kHalf + 1) * kHalfUnits; ++u) {
+            PairLanes codes[kPanels];
+            codes_at(block, u, codes);
+            add_four<kPanels>(upper, codes, upper_ + r * tile_.x_row_bytes, u);
+        }
+#pragma GCC unroll 4
+        for (int p = 0; p < kPanels; ++p) sums[p] += upper[p] << 8;
+    }
+
+    // The compiler must not know what codes are read again: it would keep them.
+    PDSERVE_INLINE const uint8_t* hidden_block() const {
+        const uint8_t* block = block_;
+        asm("" : "+r"(block));
+        return block;
+    }
+
+    PDSERVE_INLINE void codes_at(const uint8_t* block, int u, PairLanes (&codes)[kPanels]) const {
+#pragma GCC unroll 4
+        for (int p = 0; p < kPanels; ++p) {
+            codes[p] = unit_at<kBits>(block + p * tile_.codes_step, u, v_);
+        }
+    }
+
+    const IntegerTile& tile_;
+    const int v_;
+    const uint8_t* const block_;
+    const uint8_t* const x_;
+    const uint8_t* const upper_;
+    const int64_t group_;
+};
+
+template <Scaling kScaling, int kBits, int kRows, int kPanels>
 void multiply_integers(const IntegerTile& tile) {
-    FloatLanes totals[kPanelVectors][kRows] = {};
+    FloatLanes totals[kPanelVectors][kRows][kPanels] = {};
     const uint8_t* block = tile.codes;
-    const uint8_t* x = tile.x;
     const uint8_t* next = tile.next;
     for (int64_t b = 0; b < tile.num_blocks; ++b) {
-        if (tile.is_ahead) prefetch(block + codes_ahead(kBits), kBits * kUnitBytes);
+        if (tile.is_ahead) {
+#pragma GCC unroll 4
+            for (int p = 0; p < kPanels; ++p) {
+                prefetch(block + p * tile.codes_step + codes_ahead(kBits), kBits * kUnitBytes);
+            }
+        }
         if (tile.next_bytes > 0) prefetch(next, static_cast<int>(tile.next_bytes));
         next += tile.next_bytes;
 #pragma GCC unroll 4
         for (int v = 0; v < kPanelVectors; ++v) {
-            const CodeUnits units[2] = {
-                half_units<kBits>(block, 0, v), half_units<kBits>(block, 1, v)};
-            const auto add = [&]<Scaling kScaling>() {
-                add_block<kScaling, kPlanes, kRows>(tile, b, v, x, units, totals[v]);
-            };
-            switch (tile.scaling) {
-                case Scaling::kNone: add.template operator()<Scaling::kNone>(); break;
-                case Scaling::kBlock: add.template operator()<Scaling::kBlock>(); break;
-                case Scaling::kBlockAndMinimum:
-                    add.template operator()<Scaling::kBlockAndMinimum>();
-                    break;
-                case Scaling::kHalves: add.template operator()<Scaling::kHalves>(); break;
-                case Scaling::kHalvesAndMinimums:
-                    add.template operator()<Scaling::kHalvesAndMinimums>();
-                    break;
-            }
+            AddBlock<kScaling, kBits, kRows, kPanels>(tile, b, v, block).run(totals[v]);
         }
         block += kBits * kUnitBytes;
-        x += row_block_bytes(kPlanes);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-        for (int v = 0; v < kPanelVectors; ++v) {
-            store(tile.sums + r * tile.sum_stride + v * kLanes, totals[v][r]);
+        for (int p = 0; p < kPanels; ++p) {
+#pragma GCC unroll 4
+            for (int v = 0; v < kPanelVectors; ++v) {
+                store(tile.sums + r * tile.sum_stride + p * kPanelOutputs + v * kLanes,
+                    totals[v][r][p]);
+            }
         }
     }
 }
@@ -134,22 +222,41 @@ void multiply_integers(const IntegerTile& tile) {
 using IntegerTileFunction = void (*)(const IntegerTile&);
 
 // For 1 to N rows, at [rows - 1].
-template <int kBits, int kPlanes, int... kIndex>
+template <Scaling kScaling, int kBits, int kPanels, int... kIndex>
 IntegerTileFunction pick_rows(int num_rows, std::integer_sequence<int, kIndex...>) {
     static constexpr IntegerTileFunction kFunctions[] = {
-        multiply_integers<kBits, kPlanes, kIndex + 1>...};
+        multiply_integers<kScaling, kBits, kIndex + 1, kPanels>...};
     return kFunctions[num_rows - 1];
 }
 
-template <int kPlanes>
-IntegerTileFunction pick_integer_tile(int bits, int num_rows) {
+template <Scaling kScaling, int kBits>
+IntegerTileFunction pick_panels(int num_rows, int num_panels) {
     constexpr std::make_integer_sequence<int, kMostIntegerRows> kRows{};
+    return num_panels == 1
+        ? pick_rows<kScaling, kBits, 1>(num_rows, kRows)
+        : pick_rows<kScaling, kBits, kMostIntegerPanels>(num_rows, kRows);
+}
+
+template <Scaling kScaling>
+IntegerTileFunction pick_bits(int bits, int num_rows, int num_panels) {
     switch (bits) {
-        case 4: return pick_rows<4, kPlanes>(num_rows, kRows);
-        case 5: return pick_rows<5, kPlanes>(num_rows, kRows);
-        case 6: return pick_rows<6, kPlanes>(num_rows, kRows);
-        default: return pick_rows<8, kPlanes>(num_rows, kRows);
+        case 4: return pick_panels<kScaling, 4>(num_rows, num_panels);
+        case 5: return pick_panels<kScaling, 5>(num_rows, num_panels);
+        case 6: return pick_panels<kScaling, 6>(num_rows, num_panels);
+        default: return pick_panels<kScaling, 8>(num_rows, num_panels);
     }
+}
+
+IntegerTileFunction pick_integer_tile(Scaling scaling, int bits, int num_rows, int num_panels) {
+    switch (scaling) {
+        case Scaling::kNone: return pick_panels<Scaling::kNone, 8>(num_rows, num_panels);
+        case Scaling::kBlock: return pick_bits<Scaling::kBlock>(bits, num_rows, num_panels);
+        case Scaling::kBlockAndMinimum:
+            return pick_bits<Scaling::kBlockAndMinimum>(bits, num_rows, num_panels);
+        case Scaling::kHalves: return pick_bits<Scaling::kHalves>(bits, num_rows, num_panels);
+        case Scaling::kHalvesAndMinimums: break;
+    }
+    return pick_bits<Scaling::kHalvesAndMinimums>(bits, num_rows, num_panels);
 }
 
 }  // namespace

@@ -8,8 +8,9 @@
 namespace pdserve::linear {
 namespace {
 
-constexpr int kHalfBlock = kBlockInputs / 2;  // the inputs that certainly share a scale
-constexpr int kHalfUnits = kHalfBlock / 4;
+constexpr int kHalfBlock = kBlockInputs / 2;  // the inputs that certainly share a scale of weights
+constexpr int kBlockUnits = kBlockInputs / 4;
+constexpr int kHalfUnits = kBlockUnits / 2;
 
 PDSERVE_INLINE IntLanes load_bytes(const uint8_t* source) {
 #if defined(__AVX512F__)
@@ -60,36 +61,19 @@ PDSERVE_INLINE PanelNumbers numbers_at(const Coding& coding, const CodedLayout& 
     return found;
 }
 
-// Codes of 16 inputs of some outputs, a byte each: 4 inputs of an output in a lane.
-struct CodeUnits {
-    PairLanes of[kHalfUnits];
-};
-
-// Those of half a block, and of vector v of a panel.
+// Unit u of a block, of vector v of a panel: codes of 4 inputs of an output in a lane, a byte each.
 template <int kBits>
-PDSERVE_INLINE CodeUnits half_units(const uint8_t* block, int half, int v) {
+PDSERVE_INLINE PairLanes unit_at(const uint8_t* block, int u, int v) {
     const uint8_t* start = block + v * kLanes * 4;
-    CodeUnits units;
-    if constexpr (kBits == 8) {
-#pragma GCC unroll 4
-        for (int u = 0; u < kHalfUnits; ++u) {
-            units.of[u] = load_as<PairLanes>(start + (half * kHalfUnits + u) * kUnitBytes);
-        }
-        return units;
-    }
-#pragma GCC unroll 4
-    for (int u = 0; u < kHalfUnits; ++u) {
-        units.of[u] = load_as<PairLanes>(start + u * kUnitBytes) >> (4 * half) & 0x0f0f0f0fu;
-    }
-    if constexpr (kBits == 4 || kBits == 8) return units;
+    if constexpr (kBits == 8) return load_as<PairLanes>(start + u * kUnitBytes);
+    const int half = u / kHalfUnits, at = u % kHalfUnits;
+    const PairLanes lower = load_as<PairLanes>(start + at * kUnitBytes) >> (4 * half) & 0x0f0f0f0fu;
+    if constexpr (kBits == 4 || kBits == 8) return lower;
     constexpr int kUpper = kBits == 5 ? 1 : 2;
     constexpr uint32_t kMask = kUpper == 1 ? 0x01010101u : 0x03030303u;
     const int line = kHalfUnits + (kUpper == 2 ? half : 0);
-    const PairLanes bits = load_as<PairLanes>(start + line * kUnitBytes)
-        >> (kUpper == 1 ? half * kHalfUnits : 0);
-#pragma GCC unroll 4
-    for (int u = 0; u < kHalfUnits; ++u) units.of[u] |= (bits >> (u * kUpper) & kMask) << 4;
-    return units;
+    const int shift = kUpper == 1 ? u : at * kUpper;
+    return lower | (load_as<PairLanes>(start + line * kUnitBytes) >> shift & kMask) << 4;
 }
 
 }  // namespace

@@ -11,6 +11,22 @@
 namespace pdserve::linear {
 namespace {
 
+// Codes of 16 inputs of some outputs: 4 inputs of an output in a lane.
+struct CodeUnits {
+    PairLanes of[kHalfUnits];
+};
+
+// Those of half a block, and of vector v of a panel.
+template <int kBits>
+PDSERVE_INLINE CodeUnits half_units(const uint8_t* block, int half, int v) {
+    CodeUnits units;
+#pragma GCC unroll 4
+    for (int u = 0; u < kHalfUnits; ++u) {
+        units.of[u] = unit_at<kBits>(block, half * kHalfUnits + u, v);
+    }
+    return units;
+}
+
 // Some outputs' codes of two inputs: k, which is even, of a block, and the next.
 PDSERVE_INLINE void take_codes(const CodeUnits& units, int k, IntLanes* codes) {
     const PairLanes inputs = units.of[k / 4] >> (8 * (k % 4));

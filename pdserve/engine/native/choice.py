@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -34,8 +34,6 @@ from pdserve.engine.native.linear import (
 )
 from pdserve.engine.plan.forms import (
     FLOAT32,
-    HEAD_PLANES,
-    STORED_PLANES,
     ActivationDtype,
     WeightForm,
     coded_form,
@@ -191,24 +189,21 @@ def digest_of(
     _native.rms_norm(out, _numbers(1, 48)[0], 1e-5, normed := torch.empty(20, 48), variant)
     results = [out, scores, normed, _attended(variant, type_of_x)]
     if (is_coded or form.coding is not None) and dtype is not ActivationDtype.FLOAT32:
-        every = (form.planes,) if form.coding is not None else (STORED_PLANES, HEAD_PLANES)
-        for planes in every:
-            coded = torch.empty(20, 48)
-            results.append(
-                linear(x[:, :96], _coded(planes), coded, LinearResult.STORE_FLOAT, variant)
-            )
+        outlying, coded = x[:, :96].clone(), torch.empty(20, 48)
+        outlying[:, 40] *= 16
+        results.append(linear(outlying, _coded(), coded, LinearResult.STORE_FLOAT, variant))
     for tensor in results:
         digest.update(tensor.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _coded(planes: int) -> PackedLinear:
+def _coded() -> PackedLinear:
     codes = Codes(
         Coding(4, 32, 8),
         ((_numbers(48, 96) + 1) * 7.5).to(torch.uint8).numpy(),
         _numbers(48, 3).half().numpy(),
     )
-    packed = empty_packed(replace(coded_form(codes.coding), planes=planes), 48, 96)
+    packed = empty_packed(coded_form(codes.coding), 48, 96)
     pack_codes(packed, 0, codes)
     return packed
 

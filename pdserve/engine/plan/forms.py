@@ -40,8 +40,6 @@ class WeightForm:
     group: tuple[int, int] = (0, 0)  # rows and columns that share a scale; of 0: all
     scale_bytes: int = 0  # 0: codes are the weights themselves
     coding: Coding | None = None  # of what is kept as codes
-    # Of 8 bits each: what activations of bfloat16 become, where they are multiplied as integers.
-    planes: int = 1
 
     @property
     def is_quantised(self) -> bool:
@@ -80,10 +78,6 @@ class WeightForm:
         return row % (rows or 1) == 0 and column % (columns or 1) == 0
 
 
-# Of Gemma 3 270M's error (p99.9), times bfloat16's: 2.9 with 1 everywhere, 1.4 with 1 in the head.
-STORED_PLANES: Final = 2
-HEAD_PLANES: Final = 1  # nothing after it adds to its error
-
 _ALL: Final = frozenset({"cpu", "cuda"})
 
 FLOAT32: Final = WeightForm("float32", "float32", 32, _ALL)
@@ -113,18 +107,10 @@ def fitting_form(form: WeightForm, num_in: int, *, is_head: bool = False) -> Wei
     return INT8 if form is INT4 and (is_head or num_in % form.group[1]) else form
 
 
-def coded_form(coding: Coding, planes: int = STORED_PLANES) -> WeightForm:
+def coded_form(coding: Coding) -> WeightForm:
     """Return the form that holds codes as they are."""
     group = (1, coding.unit)
-    return WeightForm(
-        str(coding),
-        "uint8",
-        coding.bits,
-        frozenset({"cpu"}),
-        group,
-        coding=coding,
-        planes=planes,
-    )
+    return WeightForm(str(coding), "uint8", coding.bits, frozenset({"cpu"}), group, coding=coding)
 
 
 def form_of(quantization: str, activations: ActivationDtype) -> WeightForm:

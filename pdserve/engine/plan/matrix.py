@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from pdserve.engine.plan.forms import STORED_PLANES, WeightForm, coded_form
+from pdserve.engine.plan.forms import WeightForm, coded_form
 from pdserve.model_files.coding import Coding, joined
 
 
@@ -82,7 +82,7 @@ class Matrix:
         """Their size, with scales."""
         return self.form.num_bytes(self.num_out, self.num_in)
 
-    def coded(self, codings: Mapping[str, Coding], planes: int = STORED_PLANES) -> Matrix:
+    def coded(self, codings: Mapping[str, Coding]) -> Matrix:
         """Return it in a form that holds its tensors' codes, if there is one.
 
         Otherwise, or if a rank's columns begin or end within a scale's, it is returned as it is: as
@@ -97,7 +97,7 @@ class Matrix:
             for each in (coding, *own)
         ):
             return self
-        return replace(self, form=coded_form(coding, planes))
+        return replace(self, form=coded_form(coding))
 
     def placed(self) -> Iterator[tuple[Part, slice, tuple[slice, slice]]]:
         """Yield each part, its rows of the matrix, and what it is of its tensor."""

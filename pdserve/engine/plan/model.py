@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pdserve.engine.models.config import ModelConfig
-from pdserve.engine.plan.forms import BFLOAT16, HEAD_PLANES, WeightForm, fitting_form
+from pdserve.engine.plan.forms import BFLOAT16, WeightForm, fitting_form
 from pdserve.engine.plan.layer import LayerPlan, layer_plan
 from pdserve.engine.plan.matrix import Matrix, Part, TensorRows
 from pdserve.engine.plan.norm import Norm
@@ -82,7 +82,7 @@ class ModelPlan:
         return plan
 
     def _coded(self, codings: Mapping[str, Coding]) -> ModelPlan:
-        head = None if self.lm_head is None else self.lm_head.coded(codings, HEAD_PLANES)
+        head = None if self.lm_head is None else self.lm_head.coded(codings)
         table, part = None, self.embedding
         if part is not None and part.weight in codings:
             own = Matrix(part.name, (part,), range(self.config.hidden_size), self.form)

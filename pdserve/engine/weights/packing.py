@@ -53,7 +53,7 @@ def packing(plan: ModelPlan, types: Mapping[str, str]) -> str:
 
 
 def multiplied_as(plan: ModelPlan, activations: ActivationDtype, variant: str) -> str:
-    """Say what activations become in products: `16-bit integers`, or what they are.
+    """Say what activations become in products: `8-bit integers`, or what they are.
 
     Args:
         plan: of what is packed.
@@ -61,10 +61,10 @@ def multiplied_as(plan: ModelPlan, activations: ActivationDtype, variant: str) -
         variant: the build of the kernels; those of AMX multiply no integers.
     """
     forms = {matrix.form for matrix in plan.matrices}
-    planes = {form.planes for form in forms if form.dtype in ("int8", "uint8")}
-    if activations is ActivationDtype.FLOAT32 or variant.startswith("amx") or not planes:
+    has_codes = any(form.dtype in ("int8", "uint8") for form in forms)
+    if activations is ActivationDtype.FLOAT32 or variant.startswith("amx") or not has_codes:
         return activations
-    return " and ".join(f"{8 * each}-bit integers" for each in sorted(planes))
+    return "8-bit integers, 16-bit around outliers"
 
 
 def _packed(plan: ModelPlan) -> Iterator[Matrix]:

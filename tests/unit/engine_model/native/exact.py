@@ -58,7 +58,7 @@ class ExactDecoder:
 
     def _product(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if self._rounds and packed.form.is_quantised:
-            x = to_integers(x, packed.form.planes)
+            x = to_integers(x)
         y = x @ unpack(packed).double().T
         if packed.bias is None:
             return y
@@ -127,10 +127,13 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight.double()
 
 
-def to_integers(x: Tensor, planes: int) -> Tensor:
-    """As x is multiplied by codes: 16 inputs share a scale."""
+def to_integers(x: Tensor) -> Tensor:
+    """As x is multiplied by codes: 16 inputs share a scale, finer where one is far above others."""
     width = x.shape[-1]
-    groups = torch.nn.functional.pad(x, (0, -width % 16)).unflatten(-1, (-1, 16))
-    step = groups.abs().amax(-1, keepdim=True) / (127 if planes == 1 else 32639)
+    groups = torch.nn.functional.pad(x, (0, -width % 32)).unflatten(-1, (-1, 2, 16))
+    largest = groups.abs().amax(-1, keepdim=True)
+    of_blocks = largest.amax(-2, keepdim=True)
+    is_wide = of_blocks > 1.5 * of_blocks.mean(-3, keepdim=True)
+    step = largest / torch.where(is_wide, 32639, 127)
     rounded = (groups / step.clamp_min(1e-300)).round() * step
-    return rounded.flatten(-2)[..., :width]
+    return rounded.flatten(-3)[..., :width]
