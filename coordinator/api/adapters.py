@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
 from coordinator.adapters.life import MAX_NAME_CHARS, Adapters, not_found
-from coordinator.api.context import CONTEXT, TRACE, RequestTrace
+from coordinator.api.calls import asked
+from coordinator.api.context import RequestTrace
 from coordinator.api.openapi.operation import Operation
-from coordinator.api.read.body import read_request
+from coordinator.api.read.ask import Question
 from coordinator.api.routes import add_routes, post
 from coordinator.tenants import Tenant
 from pdserve.shared.errors import PermissionDenied
 
-_T = TypeVar("_T", bound=msgspec.Struct)
 _MAX_PATH = 4096
 AdapterName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
@@ -80,9 +80,9 @@ def add_adapter_routes(
         adapters_with: those that a name is among; None: there is none of the name.
     """
 
-    async def load(request: web.Request) -> web.Response:
-        tenant = _loader(request[TRACE])
-        body = await _read(request, LoadAdapterRequest)
+    async def load(question: Question) -> web.Response:
+        tenant = _loader(question.trace)
+        body = await question.body(LoadAdapterRequest)
         adapters = adapters_of(body.base_model_name)
         if not tenant.may_use(body.lora_name):
             raise PermissionDenied(
@@ -100,9 +100,9 @@ def add_adapter_routes(
         )
         return web.Response(text=f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    async def unload(request: web.Request) -> web.Response:
-        tenant = _loader(request[TRACE])
-        body = await _read(request, UnloadAdapterRequest)
+    async def unload(question: Question) -> web.Response:
+        tenant = _loader(question.trace)
+        body = await question.body(UnloadAdapterRequest)
         adapters = adapters_with(body.lora_name)
         if adapters is None:
             raise not_found(body.lora_name)
@@ -110,8 +110,8 @@ def add_adapter_routes(
         await adapters.unload(body.lora_name)
         return web.Response(text=f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
-    routes = [post("/v1/load_lora_adapter", load), post("/v1/unload_lora_adapter", unload)]
-    add_routes(app, routes, OPERATIONS)
+    own = {"/v1/load_lora_adapter": load, "/v1/unload_lora_adapter": unload}
+    add_routes(app, [post(path, asked(each)) for path, each in own.items()], OPERATIONS)
 
 
 def _loader(trace: RequestTrace) -> Tenant:
@@ -132,7 +132,3 @@ def _check_own(name: str, tenant: Tenant, adapters: Adapters) -> None:
         raise not_found(name)
     if tenant.name and not tenant.is_operator and version.owner != tenant.name:
         raise PermissionDenied(f"{tenant.name!r} has not loaded the adapter {name!r}")
-
-
-async def _read(request: web.Request, schema: type[_T]) -> _T:
-    return await read_request(request, schema, request.app[CONTEXT].config)

@@ -6,8 +6,10 @@ of /v1/responses, which `coordinator/stateful` adds to the table.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from aiohttp import web
@@ -17,12 +19,13 @@ from msgspec import Struct
 from coordinator.api.answer.bodies import json_answer
 from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.run import WholeAnswer, answer, whole_answer
+from coordinator.api.answer.sse import SseStream
 from coordinator.api.chat import plan_chat_call
 from coordinator.api.completions import plan_completion
-from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.context import CONTEXT, TRACE, ApiContext
 from coordinator.api.embeddings.plan import EmbeddingPlan, plan_embeddings
 from coordinator.api.messages.plan import plan_message
-from coordinator.api.read.ask import Ask
+from coordinator.api.read.ask import Ask, Question
 from coordinator.api.read.body import read_object, read_request
 from coordinator.api.scoring.plan import (
     ScoringPlan,
@@ -34,6 +37,7 @@ from coordinator.api.server.callers import admit, admit_keyed, begin
 from coordinator.api.server.middleware import speaks_messages
 from coordinator.api.tiers.run import plan_in_tiers
 
+_S = TypeVar("_S")
 _T = TypeVar("_T", bound=Struct)
 Plan: TypeAlias = CallPlan | EmbeddingPlan | ScoringPlan
 # Validates a call and plans it, before anything runs. Raises RequestError.
@@ -99,6 +103,55 @@ def told(say: Callable[..., Awaitable[web.Response]]) -> Handler:
 
     async def handle(request: web.Request) -> web.Response:
         return await say(request.app[CONTEXT], **request.match_info)
+
+    return handle
+
+
+def asked(say: Callable[[Question], Awaitable[web.Response]]) -> Handler:
+    """Return the handler of a question that depends on the caller."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return await say(question(request))
+
+    return handle
+
+
+def about(key: web.AppKey[_S], say: Callable[[_S, Question], Awaitable[web.Response]]) -> Handler:
+    """Return the handler of a question about what the application has under this key."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return await say(request.app[key], question(request))
+
+    return handle
+
+
+def question(request: web.Request) -> Question:
+    """Return what is asked; its body is not read yet."""
+    return Question(
+        request.app[CONTEXT],
+        request[TRACE],
+        request.match_info,
+        request.query,
+        f"{request.scheme}://{request.host}",
+        partial(read_object, request, request.app[CONTEXT].config),
+    )
+
+
+def events(tell: Callable[[ApiContext], AsyncGenerator[bytes]]) -> Handler:
+    """Return the handler of events that are no answer of a model.
+
+    The stream begins with the first of them: before, `tell` may refuse.
+    """
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        stream = SseStream(request[TRACE].way_out)
+        async with aclosing(tell(request.app[CONTEXT])) as told:
+            async for event in told:
+                if not stream.is_open:
+                    await stream.open(request, {})
+                await stream.send([event])
+        await stream.close()
+        return stream.response
 
     return handle
 

@@ -172,6 +172,12 @@ class RequestTrace:
         """Who pays for what is done before the call runs: the tenant, or else the address."""
         return self.owner or self.address
 
+    @property
+    def way_out(self) -> HttpOutbox:
+        """The way out of its connection, which is a server's."""
+        assert self.outbox is not None, "it is served by an HttpServer"
+        return self.outbox
+
     def release_body(self) -> None:
         """Give back the memory of the body: it is not needed any more."""
         if self.body is not None:
@@ -216,13 +222,6 @@ class RequestTrace:
             span=self.span,
             tenant=self.owner,
         )
-
-
-def outbox_of(request: web.Request) -> HttpOutbox:
-    """Return the way out of the connection on which a request came."""
-    outbox = request[TRACE].outbox
-    assert outbox is not None, "it is served by an HttpServer"
-    return outbox
 
 
 CONTEXT = web.AppKey("CONTEXT", ApiContext)

@@ -8,7 +8,8 @@ import msgspec
 from aiohttp import web
 
 from coordinator.api.answer.bodies import Model, ModelList, json_answer
-from coordinator.api.context import CONTEXT, TRACE, ApiContext
+from coordinator.api.context import ApiContext
+from coordinator.api.read.ask import Question
 from coordinator.models.cascade import Cascade
 from coordinator.models.model import Model as ServedModel
 from pdserve import __version__
@@ -48,9 +49,9 @@ class TokenizerInfo(msgspec.Struct, kw_only=True):
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def list_models(request: web.Request) -> web.Response:
+async def list_models(question: Question) -> web.Response:
     """GET /v1/models: list all names of the models that the caller may use."""
-    models, trace = request.app[CONTEXT].models, request[TRACE]
+    models, trace = question.context.models, question.trace
     shown = [_described(models.find(name, trace.owner), name) for name in models.names(trace.owner)]
     adapters = models.adapters(trace.owner, trace.tenant.may_use)
     shown += [_described(one, one.name) for one in adapters]
@@ -58,13 +59,13 @@ async def list_models(request: web.Request) -> web.Response:
     return json_answer(ModelList(data=shown + [_of_cascade(one, name) for name, one in cascades]))
 
 
-async def get_model(request: web.Request) -> web.Response:
+async def get_model(question: Question) -> web.Response:
     """GET /v1/models/{model}: describe one name; names may contain slashes."""
-    name = request.match_info["model"]
-    cascade = request.app[CONTEXT].models.cascade(name, request[TRACE].owner)
+    context, trace, name = question.context, question.trace, question.names["model"]
+    cascade = context.models.cascade(name, trace.owner)
     if cascade is not None:
         return json_answer(_of_cascade(cascade, name))
-    return json_answer(_described(request.app[CONTEXT].model_of(name, request[TRACE]), name))
+    return json_answer(_described(context.model_of(name, trace), name))
 
 
 async def version(context: ApiContext) -> web.Response:

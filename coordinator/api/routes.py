@@ -8,7 +8,7 @@ from functools import partial
 from aiohttp import web
 
 from coordinator.api import information
-from coordinator.api.calls import ENDPOINTS, call, count, either, told
+from coordinator.api.calls import ENDPOINTS, asked, call, count, either, told
 from coordinator.api.messages import models
 from coordinator.api.messages.plan import count_tokens
 from coordinator.api.openapi.document import DESCRIPTION, get_page
@@ -21,8 +21,8 @@ post = partial(web.post, expect_handler=expect_nothing)
 ROUTES = (
     *(post(path, call) for path in ENDPOINTS),
     post("/v1/messages/count_tokens", count(count_tokens)),
-    web.get("/v1/models", either(information.list_models, models.list_models)),
-    web.get("/v1/models/{model:.+}", either(information.get_model, models.get_model)),
+    web.get("/v1/models", either(asked(information.list_models), asked(models.list_models))),
+    web.get("/v1/models/{model:.+}", either(asked(information.get_model), asked(models.get_model))),
     post("/tokenize", count(tokenize)),
     post("/detokenize", count(detokenize)),
     web.get("/tokenizer_info", told(information.tokenizer_info)),

@@ -8,11 +8,8 @@ from time import time
 from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
-from coordinator.api.calls import CALLS
-from coordinator.api.context import CONTEXT, TRACE
-from coordinator.api.read.body import read_request
+from coordinator.api.read.ask import Question
 from coordinator.api.server import callers
-from coordinator.jobs.keys import RUNNER
 from coordinator.jobs.objects import BatchList, BatchRequest, BatchShown, batch_shown
 from coordinator.jobs.runner import BatchRunner
 from coordinator.jobs.storage.batches import Batch, BatchDocument
@@ -23,14 +20,13 @@ WINDOW_S = 86400
 MAX_LISTED = 100
 
 
-async def create_batch(request: web.Request) -> web.Response:
+async def create_batch(runner: BatchRunner, question: Question) -> web.Response:
     """POST /v1/batches: have the lines of a file answered."""
-    context, trace, runner = request.app[CONTEXT], request[TRACE], request.app[RUNNER]
-    callers.begin(context, trace)
-    body = await read_request(request, BatchRequest, context.config)
-    calls = request.app[CALLS]
-    if body.endpoint not in calls:
-        known = ", ".join(calls)
+    trace = question.trace
+    callers.begin(question.context, trace)
+    body = await question.body(BatchRequest)
+    if body.endpoint not in runner.calls:
+        known = ", ".join(runner.calls)
         raise InvalidRequest(
             f"'endpoint' is {body.endpoint[:64]!r}, but batches can call {known}", "endpoint"
         )
@@ -53,9 +49,9 @@ async def create_batch(request: web.Request) -> web.Response:
     return json_answer(batch_shown(batch, {}))
 
 
-async def list_batches(request: web.Request) -> web.Response:
+async def list_batches(runner: BatchRunner, question: Question) -> web.Response:
     """GET /v1/batches: list the tenant's batches, the newest first."""
-    owner, runner, query = request[TRACE].owner, request.app[RUNNER], request.query
+    owner, query = question.trace.owner, question.query
     limit = whole_number("limit", query.get("limit", "20"), 1, MAX_LISTED)
     after = query.get("after")
     behind = None if after is None else await runner.batches.get(owner, after, "batch")
@@ -71,14 +67,14 @@ async def list_batches(request: web.Request) -> web.Response:
     )
 
 
-async def get_batch(request: web.Request) -> web.Response:
+async def get_batch(runner: BatchRunner, question: Question) -> web.Response:
     """GET /v1/batches/{id}: describe a batch, and count its lines."""
-    return json_answer(await _shown(request.app[RUNNER], await _asked(request)))
+    return json_answer(await _shown(runner, await _asked(runner, question)))
 
 
-async def cancel_batch(request: web.Request) -> web.Response:
+async def cancel_batch(runner: BatchRunner, question: Question) -> web.Response:
     """POST /v1/batches/{id}/cancel: have it end early; what is answered is kept."""
-    runner, batch = request.app[RUNNER], await _asked(request)
+    batch = await _asked(runner, question)
     cancelled = await runner.batches.cancel(batch)
     if cancelled is None and batch.status != "cancelling":
         raise InvalidRequest(f"the batch is {batch.status}: it cannot be cancelled any more")
@@ -86,9 +82,8 @@ async def cancel_batch(request: web.Request) -> web.Response:
     return json_answer(await _shown(runner, cancelled or batch))
 
 
-async def _asked(request: web.Request) -> Batch:
-    batch_id = request.match_info["batch"]
-    return await request.app[RUNNER].batches.get(request[TRACE].owner, batch_id, "batch")
+async def _asked(runner: BatchRunner, question: Question) -> Batch:
+    return await runner.batches.get(question.trace.owner, question.names["batch"], "batch")
 
 
 async def _shown(runner: BatchRunner, batch: Batch) -> BatchShown:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from aiohttp import BodyPartReader, web
+from aiohttp.typedefs import Handler
 
 from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import CONTEXT, TRACE, outbox_of
+from coordinator.api.calls import question
+from coordinator.api.context import CONTEXT, TRACE
+from coordinator.api.read.ask import Question
 from coordinator.api.server import callers
 from coordinator.api.server.middleware import check_socket_origin
 from coordinator.jobs.keys import RUNNER
@@ -20,7 +24,8 @@ from coordinator.jobs.objects import (
     FileList,
     file_shown,
 )
-from coordinator.jobs.storage.files import Upload
+from coordinator.jobs.runner import BatchRunner
+from coordinator.jobs.storage.files import StoredFile, Upload
 from coordinator.stateful.pages import whole_number
 from pdserve.shared.errors import InvalidRequest
 
@@ -63,17 +68,17 @@ async def upload_file(request: web.Request) -> web.Response:
     return json_answer(file_shown(await runner.files.get(trace.owner, upload.file_id)))
 
 
-async def list_files(request: web.Request) -> web.Response:
+async def list_files(runner: BatchRunner, question: Question) -> web.Response:
     """GET /v1/files: list the tenant's files, the newest first by default."""
-    trace, files, query = request[TRACE], request.app[RUNNER].files, request.query
+    owner, files, query = question.trace.owner, runner.files, question.query
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest(f"'order' is {order[:64]!r}, but must be 'asc' or 'desc'", "order")
     limit = whole_number("limit", query.get("limit", str(MAX_LISTED)), 1, MAX_LISTED)
     after = query.get("after")
     found = await files.page(
-        trace.owner,
-        after=None if after is None else await files.get(trace.owner, after),
+        owner,
+        after=None if after is None else await files.get(owner, after),
         limit=limit + 1,
         newest_first=order == "desc",
         purpose=query.get("purpose", ""),
@@ -89,39 +94,50 @@ async def list_files(request: web.Request) -> web.Response:
     )
 
 
-async def get_file(request: web.Request) -> web.Response:
+async def get_file(runner: BatchRunner, question: Question) -> web.Response:
     """GET /v1/files/{id}: describe a file."""
-    files = request.app[RUNNER].files
-    return json_answer(
-        file_shown(await files.get(request[TRACE].owner, request.match_info["file"]))
-    )
+    return json_answer(file_shown(await _asked(runner, question)))
 
 
-async def get_content(request: web.Request) -> web.StreamResponse:
-    """GET /v1/files/{id}/content: send a file's bytes."""
-    file = await request.app[RUNNER].files.get(request[TRACE].owner, request.match_info["file"])
-    return await send_file(request, file.id, file.num_bytes, "application/octet-stream")
+async def get_content(runner: BatchRunner, question: Question) -> Content:
+    """GET /v1/files/{id}/content: a file's bytes."""
+    return Content(await _asked(runner, question), "application/octet-stream")
 
 
-async def delete_file(request: web.Request) -> web.Response:
+async def delete_file(runner: BatchRunner, question: Question) -> web.Response:
     """DELETE /v1/files/{id}: delete a file."""
-    file_id = request.match_info["file"]
-    await request.app[RUNNER].files.delete(request[TRACE].owner, file_id)
+    file_id = question.names["file"]
+    await runner.files.delete(question.trace.owner, file_id)
     return json_answer(DeletedFile(id=file_id))
 
 
-async def send_file(
-    request: web.Request, file_id: str, num_bytes: int, media: str
-) -> web.StreamResponse:
-    """Send a stored file, at the pace at which the client reads it."""
-    response = web.StreamResponse(headers={"Content-Type": media})
-    response.content_length = num_bytes
-    outbox = outbox_of(request)
-    await response.prepare(request)
-    async for chunk in request.app[RUNNER].files.read(file_id):
-        await outbox.send(response.write, chunk)
-    await outbox.in_time(response.write_eof())
-    return response
+async def _asked(runner: BatchRunner, question: Question) -> StoredFile:
+    return await runner.files.get(question.trace.owner, question.names["file"])
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """An answer: all that a file holds."""
+
+    file: StoredFile
+    media: str
+
+
+def sent(find: Callable[[BatchRunner, Question], Awaitable[Content]]) -> Handler:
+    """Return the handler that sends a file, at the pace at which the client reads it."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        runner, outbox = request.app[RUNNER], request[TRACE].way_out
+        content = await find(runner, question(request))
+        response = web.StreamResponse(headers={"Content-Type": content.media})
+        response.content_length = content.file.num_bytes
+        await response.prepare(request)
+        async for chunk in runner.files.read(content.file.id):
+            await outbox.send(response.write, chunk)
+        await outbox.in_time(response.write_eof())
+        return response
+
+    return handle
 
 
 async def _read_form(request: web.Request, upload: Upload, wait_s: float) -> dict[str, str]:

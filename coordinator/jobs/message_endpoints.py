@@ -9,13 +9,11 @@ from time import time
 from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import CONTEXT, TRACE
-from coordinator.api.read.body import read_request
+from coordinator.api.read.ask import Question
 from coordinator.api.server import callers
 from coordinator.api.server.middleware import MESSAGES
 from coordinator.jobs.batch_endpoints import WINDOW_S
-from coordinator.jobs.file_endpoints import send_file
-from coordinator.jobs.keys import RUNNER
+from coordinator.jobs.file_endpoints import Content
 from coordinator.jobs.lines import Faulty, check_custom_id, make_line
 from coordinator.jobs.message_objects import (
     BatchedMessage,
@@ -25,6 +23,7 @@ from coordinator.jobs.message_objects import (
     MessageBatchRequest,
     message_batch,
 )
+from coordinator.jobs.runner import BatchRunner
 from coordinator.jobs.storage.batches import Batch, BatchDocument, Line
 from coordinator.stateful.pages import whole_number
 from pdserve.shared.errors import InvalidRequest, ItemNotFound
@@ -33,11 +32,11 @@ BATCHES = f"{MESSAGES}/batches"
 _MAX_LISTED = 1000
 
 
-async def create_batch(request: web.Request) -> web.Response:
+async def create_batch(runner: BatchRunner, question: Question) -> web.Response:
     """POST /v1/messages/batches: have messages answered."""
-    context, trace, runner = request.app[CONTEXT], request[TRACE], request.app[RUNNER]
-    callers.begin(context, trace)
-    body = await read_request(request, MessageBatchRequest, context.config)
+    trace = question.trace
+    callers.begin(question.context, trace)
+    body = await question.body(MessageBatchRequest)
     lines = _lines(body.requests)
     await runner.files.check_room(trace.owner, sum(len(line.body) for line in lines))
     key_id = "" if trace.caller is None else trace.caller.key_id
@@ -47,12 +46,12 @@ async def create_batch(request: web.Request) -> web.Response:
     batch = Batch(batch_id, trace.owner, "messages", "in_progress", now, now + WINDOW_S, document)
     await runner.batches.add(batch, lines)
     runner.look_now()
-    return json_answer(await _shown(request, batch))
+    return json_answer(await _shown(runner, question, batch))
 
 
-async def list_batches(request: web.Request) -> web.Response:
+async def list_batches(runner: BatchRunner, question: Question) -> web.Response:
     """GET /v1/messages/batches: list the tenant's batches, the newest first."""
-    owner, batches, query = request[TRACE].owner, request.app[RUNNER].batches, request.query
+    owner, batches, query = question.trace.owner, runner.batches, question.query
     limit = whole_number("limit", query.get("limit", "20"), 1, _MAX_LISTED)
     before, after = query.get("before_id"), query.get("after_id")
     named = before or after
@@ -63,7 +62,7 @@ async def list_batches(request: web.Request) -> web.Response:
         limit=limit + 1,
         newest_first=before is None,
     )
-    shown = [await _shown(request, batch) for batch in found[:limit]]
+    shown = [await _shown(runner, question, batch) for batch in found[:limit]]
     if before is not None:
         shown.reverse()
     page = MessageBatchPage(
@@ -75,22 +74,22 @@ async def list_batches(request: web.Request) -> web.Response:
     return json_answer(page)
 
 
-async def get_batch(request: web.Request) -> web.Response:
+async def get_batch(runner: BatchRunner, question: Question) -> web.Response:
     """GET /v1/messages/batches/{id}: describe a batch, and count its requests."""
-    return json_answer(await _shown(request, await _asked(request)))
+    return json_answer(await _shown(runner, question, await _asked(runner, question)))
 
 
-async def cancel_batch(request: web.Request) -> web.Response:
+async def cancel_batch(runner: BatchRunner, question: Question) -> web.Response:
     """POST /v1/messages/batches/{id}/cancel: have it end early; what is answered is kept."""
-    runner, batch = request.app[RUNNER], await _asked(request)
+    batch = await _asked(runner, question)
     cancelled = await runner.batches.cancel(batch)
     runner.look_now()
-    return json_answer(await _shown(request, cancelled or await _asked(request)))
+    return json_answer(await _shown(runner, question, cancelled or await _asked(runner, question)))
 
 
-async def delete_batch(request: web.Request) -> web.Response:
+async def delete_batch(runner: BatchRunner, question: Question) -> web.Response:
     """DELETE /v1/messages/batches/{id}: delete a batch that has ended, and its results."""
-    runner, batch = request.app[RUNNER], await _asked(request)
+    batch = await _asked(runner, question)
     if not batch.has_ended:
         raise InvalidRequest("the batch has not ended: cancel it first")
     with suppress(ItemNotFound):  # it has expired
@@ -99,14 +98,14 @@ async def delete_batch(request: web.Request) -> web.Response:
     return json_answer(DeletedMessageBatch(id=batch.id))
 
 
-async def get_results(request: web.Request) -> web.StreamResponse:
-    """GET /v1/messages/batches/{id}/results: send what became of each request."""
-    batch = await _asked(request)
+async def get_results(runner: BatchRunner, question: Question) -> Content:
+    """GET /v1/messages/batches/{id}/results: what became of each request."""
+    batch = await _asked(runner, question)
     if not batch.has_ended:
         raise InvalidRequest("the batch has no results before it has ended")
     file_id = batch.document.output_file_id or ""
-    file = await request.app[RUNNER].files.get(batch.owner, file_id)
-    return await send_file(request, file.id, file.num_bytes, "application/x-jsonl")
+    file = await runner.files.get(batch.owner, file_id)
+    return Content(file, "application/x-jsonl")
 
 
 def _lines(requests: list[BatchedMessage]) -> list[Line]:
@@ -122,11 +121,10 @@ def _lines(requests: list[BatchedMessage]) -> list[Line]:
     return lines
 
 
-async def _asked(request: web.Request) -> Batch:
-    batch_id = request.match_info["batch"]
-    return await request.app[RUNNER].batches.get(request[TRACE].owner, batch_id, "messages")
+async def _asked(runner: BatchRunner, question: Question) -> Batch:
+    return await runner.batches.get(question.trace.owner, question.names["batch"], "messages")
 
 
-async def _shown(request: web.Request, batch: Batch) -> MessageBatch:
-    url = f"{request.scheme}://{request.host}{BATCHES}/{batch.id}/results"
-    return message_batch(batch, await request.app[RUNNER].batches.counts(batch), url)
+async def _shown(runner: BatchRunner, question: Question, batch: Batch) -> MessageBatch:
+    url = f"{question.server}{BATCHES}/{batch.id}/results"
+    return message_batch(batch, await runner.batches.counts(batch), url)

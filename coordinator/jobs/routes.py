@@ -7,10 +7,11 @@ from pathlib import Path
 from aiohttp import web
 
 from coordinator.adapters.table import SCHEMA as ADAPTERS
-from coordinator.api.calls import CALLS
+from coordinator.api.calls import CALLS, about
 from coordinator.api.context import CONTEXT
 from coordinator.api.routes import add_routes, post
 from coordinator.jobs import batch_endpoints, file_endpoints, message_endpoints
+from coordinator.jobs.file_endpoints import sent
 from coordinator.jobs.keys import RUNNER
 from coordinator.jobs.message_endpoints import BATCHES
 from coordinator.jobs.operations import OPERATIONS
@@ -24,20 +25,20 @@ _MESSAGES = f"{BATCHES}/{{batch}}"
 
 ROUTES = (
     web.post("/v1/files", file_endpoints.upload_file),
-    web.get("/v1/files", file_endpoints.list_files),
-    web.get(_FILE, file_endpoints.get_file),
-    web.delete(_FILE, file_endpoints.delete_file),
-    web.get(f"{_FILE}/content", file_endpoints.get_content),
-    post("/v1/batches", batch_endpoints.create_batch),
-    web.get("/v1/batches", batch_endpoints.list_batches),
-    web.get(_BATCH, batch_endpoints.get_batch),
-    post(f"{_BATCH}/cancel", batch_endpoints.cancel_batch),
-    post(BATCHES, message_endpoints.create_batch),
-    web.get(BATCHES, message_endpoints.list_batches),
-    web.get(_MESSAGES, message_endpoints.get_batch),
-    web.delete(_MESSAGES, message_endpoints.delete_batch),
-    post(f"{_MESSAGES}/cancel", message_endpoints.cancel_batch),
-    web.get(f"{_MESSAGES}/results", message_endpoints.get_results),
+    web.get("/v1/files", about(RUNNER, file_endpoints.list_files)),
+    web.get(_FILE, about(RUNNER, file_endpoints.get_file)),
+    web.delete(_FILE, about(RUNNER, file_endpoints.delete_file)),
+    web.get(f"{_FILE}/content", sent(file_endpoints.get_content)),
+    post("/v1/batches", about(RUNNER, batch_endpoints.create_batch)),
+    web.get("/v1/batches", about(RUNNER, batch_endpoints.list_batches)),
+    web.get(_BATCH, about(RUNNER, batch_endpoints.get_batch)),
+    post(f"{_BATCH}/cancel", about(RUNNER, batch_endpoints.cancel_batch)),
+    post(BATCHES, about(RUNNER, message_endpoints.create_batch)),
+    web.get(BATCHES, about(RUNNER, message_endpoints.list_batches)),
+    web.get(_MESSAGES, about(RUNNER, message_endpoints.get_batch)),
+    web.delete(_MESSAGES, about(RUNNER, message_endpoints.delete_batch)),
+    post(f"{_MESSAGES}/cancel", about(RUNNER, message_endpoints.cancel_batch)),
+    web.get(f"{_MESSAGES}/results", sent(message_endpoints.get_results)),
 )
 
 

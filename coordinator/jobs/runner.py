@@ -45,11 +45,11 @@ class BatchRunner:
     ) -> None:
         self.batches = Batches(database)
         self.files = Files(database)
+        self.calls = calls
         self.places = LinePlaces()
         self.has_batches = False
         self._database = database
         self._context = context
-        self._calls = calls
         self._beat_s = beat_s
         self._lease_s = lease_s
         self._holder = token_hex(8)
@@ -135,7 +135,7 @@ class BatchRunner:
             batch,
             self._holder,
             self._context,
-            self._calls,
+            self.calls,
             self.batches,
             self.files,
             self.places,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -18,8 +19,9 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from coordinator.api.answer.sse import SseStream, framed
-from coordinator.api.context import CONTEXT, outbox_of
+from coordinator.api.answer.sse import KEEP_ALIVE, framed
+from coordinator.api.calls import events
+from coordinator.api.context import ApiContext
 from coordinator.api.openapi.operation import EVENTS, Operation
 from coordinator.api.routes import add_routes
 from coordinator.prefixes.index import PromptHashes
@@ -73,31 +75,26 @@ class Recordings:
         self._clock = clock or SystemClock()
         self.running: Final[set[RequestRecording]] = set()
 
-    async def record(self, request: web.Request) -> web.StreamResponse:
+    async def record(self, context: ApiContext) -> AsyncGenerator[bytes]:
         """GET /admin/record: a TraceHeader, and then a TraceLine for each request, as it ends."""
-        context = request.app[CONTEXT]
         if len(self.running) >= MOST_RECORDINGS:
             raise Overloaded(f"{MOST_RECORDINGS} clients record already: end one of them")
-        stream = SseStream(outbox_of(request))
         started = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")
         header = TraceHeader(block_tokens=BLOCK_TOKENS, model=self._model, started=started)
         recording = RequestRecording(self._clock.now())
         self.running.add(recording)
         try:
-            await stream.open(request, {})
-            await stream.send([framed(msgspec.json.encode(header))])
+            yield framed(msgspec.json.encode(header))
             while not context.tasks.is_draining and recording.lines.qsize() <= MOST_UNREAD:
                 try:
                     async with asyncio.timeout(_ALIVE_S):
                         line = await recording.lines.get()
                 except TimeoutError:
-                    await stream.keep_alive()
+                    yield KEEP_ALIVE
                 else:
-                    await stream.send([line])
+                    yield line
         finally:
             self.running.discard(recording)
-        await stream.close()
-        return stream.response
 
 
 _RECORD = Operation(
@@ -114,4 +111,5 @@ _RECORD = Operation(
 
 def add_record_route(app: web.Application, recordings: Recordings) -> None:
     """Serve it. If API keys are in use, that takes an operator's key."""
-    add_routes(app, [web.get("/admin/record", recordings.record, allow_head=False)], [_RECORD])
+    record = events(recordings.record)
+    add_routes(app, [web.get("/admin/record", record, allow_head=False)], [_RECORD])

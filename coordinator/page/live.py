@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
-from aiohttp import web
 
-from coordinator.api.answer.sse import SseStream, framed
-from coordinator.api.context import CONTEXT, outbox_of
+from coordinator.api.answer.sse import framed
+from coordinator.api.context import ApiContext
 from coordinator.page.history import GROWTH, PERIOD_S, History
 from coordinator.page.told import News, Period
 from pdserve import __version__
@@ -62,26 +61,21 @@ class Live:
         finally:
             task.cancel()
 
-    async def watch(self, request: web.Request) -> web.StreamResponse:
+    async def watch(self, context: ApiContext) -> AsyncGenerator[bytes]:
         """GET /admin/live: tell the client everything, and then the news until it leaves.
 
         One that reads too slowly is left: when it comes back, it gets everything anew.
         """
-        context = request.app[CONTEXT]
         if len(self._viewers) >= MOST_VIEWERS:
             raise Overloaded(f"{MOST_VIEWERS} pages watch this coordinator already: close one")
-        stream = SseStream(outbox_of(request))
         news: asyncio.Queue[bytes] = asyncio.Queue()
         self._viewers.add(news)
         try:
-            await stream.open(request, {})
-            await stream.send([self._everything()])
+            yield self._everything()
             while not context.tasks.is_draining and news.qsize() < _MOST_UNREAD:
-                await stream.send([await news.get()])
+                yield await news.get()
         finally:
             self._viewers.discard(news)
-        await stream.close()
-        return stream.response
 
     async def _run(self) -> None:
         """Driven by time: what it tells are states, and rates."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from coordinator.api.calls import told
+from coordinator.api.calls import events, told
 from coordinator.api.openapi.operation import EVENTS, HTML, Operation
 from coordinator.api.routes import add_routes
 from coordinator.page.document import get_page
@@ -36,5 +36,8 @@ _OPERATIONS = (
 
 def add_page_routes(app: web.Application, live: Live) -> None:
     """Serve the page, and what it shows. If API keys are in use, that takes an operator's key."""
-    routes = [web.get("/", told(get_page)), web.get("/admin/live", live.watch, allow_head=False)]
+    routes = [
+        web.get("/", told(get_page)),
+        web.get("/admin/live", events(live.watch), allow_head=False),
+    ]
     add_routes(app, routes, _OPERATIONS)

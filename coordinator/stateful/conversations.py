@@ -9,8 +9,8 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import CONTEXT, TRACE, outbox_of
-from coordinator.api.read.body import convert_request, read_object, read_request
+from coordinator.api.read.ask import Question
+from coordinator.api.read.body import convert_request
 from coordinator.api.responses.input_items import check_items
 from coordinator.api.responses.objects import Conversation, DeletedConversation
 from coordinator.api.responses.requests import (
@@ -22,104 +22,102 @@ from coordinator.api.responses.requests import (
 from coordinator.stateful.asked import look, new_items
 from coordinator.stateful.pages import check_include, show_page, whole_page
 from coordinator.stateful.storage.packed_items import PackedItem
-from coordinator.stateful.storage.store import STORE
+from coordinator.stateful.storage.store import ResponseStore
 from coordinator.stateful.storage.stored import CONVERSATION_ID, StoredConversation
 
 
-async def create_conversation(request: web.Request) -> web.Response:
+async def create_conversation(store: ResponseStore, question: Question) -> web.Response:
     """Create a conversation, with the initial items if any are given."""
-    context, trace = request.app[CONTEXT], request[TRACE]
-    values = await read_object(request, context.config)
+    values = await question.read()
     check_items(values, "items")
     body = convert_request(values, ConversationRequest)
     stored = StoredConversation(
-        id=CONVERSATION_ID.format(trace.unique),
-        owner=trace.owner,
+        id=CONVERSATION_ID.format(question.trace.unique),
+        owner=question.trace.owner,
         created_at=int(time.time()),
         metadata=body.metadata or {},
     )
-    items = await _new_items(request, values, body.items or [], [])
+    items = await _new_items(store, question, values, body.items or [], [])
     stored.add(items)
-    request.app[STORE].put(stored)
-    await request.app[STORE].saved()
+    store.put(stored)
+    await store.saved()
     return _shown(stored)
 
 
-async def get_conversation(request: web.Request) -> web.Response:
+async def get_conversation(store: ResponseStore, question: Question) -> web.Response:
     """Return a conversation's id, creation time and metadata."""
-    return _shown(await _stored(request))
+    return _shown(await _stored(store, question))
 
 
-async def update_conversation(request: web.Request) -> web.Response:
+async def update_conversation(store: ResponseStore, question: Question) -> web.Response:
     """Replace a conversation's metadata."""
-    body = await read_request(request, ConversationUpdate, request.app[CONTEXT].config)
-    stored = await _stored(request)  # only now, as it may be removed while the body is read
-    request.app[STORE].change(stored, lambda c: c.describe(body.metadata or {}))
-    await request.app[STORE].saved()
+    body = await question.body(ConversationUpdate)
+    stored = await _stored(store, question)  # only now, as it may be removed while the body is read
+    store.change(stored, lambda c: c.describe(body.metadata or {}))
+    await store.saved()
     return _shown(stored)
 
 
-async def delete_conversation(request: web.Request) -> web.Response:
+async def delete_conversation(store: ResponseStore, question: Question) -> web.Response:
     """Delete a conversation; its stored responses are kept."""
-    stored = await _stored(request)
-    request.app[STORE].discard(stored)
-    await request.app[STORE].saved()
+    stored = await _stored(store, question)
+    store.discard(stored)
+    await store.saved()
     return json_answer(DeletedConversation(id=stored.id))
 
 
-async def add_items(request: web.Request) -> web.Response:
+async def add_items(store: ResponseStore, question: Question) -> web.Response:
     """Append items to a conversation, and return them."""
-    check_include(request.query)
-    values = await read_object(request, request.app[CONTEXT].config)
+    check_include(question.query)
+    values = await question.read()
     check_items(values, "items")
     body = convert_request(values, NewItems)
-    stored = await _stored(request)
-    items = await _new_items(request, values, body.items, stored.items)
-    request.app[STORE].change(stored, lambda c: c.add(items))
-    await request.app[STORE].saved()
+    stored = await _stored(store, question)
+    items = await _new_items(store, question, values, body.items, stored.items)
+    store.change(stored, lambda c: c.add(items))
+    await store.saved()
     stored.check_kept(items)
     return json_answer(whole_page(items))
 
 
-async def list_items(request: web.Request) -> web.Response:
+async def list_items(store: ResponseStore, question: Question) -> web.Response:
     """Return a page of a conversation's items, newest first by default."""
-    items = (await _stored(request)).items
-    return await show_page(items, request.query, outbox_of(request))
+    items = (await _stored(store, question)).items
+    return await show_page(items, question.query, question.trace.way_out)
 
 
-async def get_item(request: web.Request) -> web.Response:
+async def get_item(store: ResponseStore, question: Question) -> web.Response:
     """Return one item of a conversation."""
-    check_include(request.query)
-    found = (await _stored(request)).find(request.match_info["item"])
-    await outbox_of(request).reserve(len(found.packed))
+    check_include(question.query)
+    found = (await _stored(store, question)).find(question.names["item"])
+    await question.trace.way_out.reserve(len(found.packed))
     return json_answer(found.item)
 
 
-async def delete_item(request: web.Request) -> web.Response:
+async def delete_item(store: ResponseStore, question: Question) -> web.Response:
     """Delete an item from a conversation."""
-    stored = await _stored(request)
-    stored.find(request.match_info["item"])
-    request.app[STORE].change(stored, lambda c: c.remove(request.match_info["item"]))
-    await request.app[STORE].saved()
+    stored = await _stored(store, question)
+    stored.find(question.names["item"])
+    store.change(stored, lambda c: c.remove(question.names["item"]))
+    await store.saved()
     return _shown(stored)
 
 
 async def _new_items(
-    request: web.Request,
+    store: ResponseStore,
+    question: Question,
     values: dict[str, Any],
     given: list[InputItem],
     before: Sequence[PackedItem],
 ) -> list[PackedItem]:
     """Return validated items that come after those `before`. Raises InvalidRequest."""
-    store, trace = request.app[STORE], request[TRACE]
-    await look(values, store, trace.owner)
-    return new_items(given, "items", trace, before, store)
+    await look(values, store, question.trace.owner)
+    return new_items(given, "items", question.trace, before, store)
 
 
-async def _stored(request: web.Request) -> StoredConversation:
+async def _stored(store: ResponseStore, question: Question) -> StoredConversation:
     """Return the conversation named in the path, as it is now. Raises ConversationNotFound."""
-    store, owner = request.app[STORE], request[TRACE].owner
-    conversation_id = request.match_info["conversation"]
+    owner, conversation_id = question.trace.owner, question.names["conversation"]
     await store.look(owner, conversation_id)
     return store.get_conversation(conversation_id, owner)
 

@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from coordinator.api.answer.sse import SseStream
-from coordinator.api.context import CONTEXT, ApiContext, outbox_of
+from coordinator.api.calls import question
+from coordinator.api.context import CONTEXT, TRACE, ApiContext
+from coordinator.api.read.ask import Question
 from coordinator.api.server.outbox import PIECE_BYTES
+from coordinator.stateful.storage.store import STORE, ResponseStore
 from coordinator.stateful.storage.stored import EventLog
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """An answer: the events of a response, from number `first` on."""
+
+    log: EventLog
+    first: int
+
+
+def told_or_followed(
+    say: Callable[[ResponseStore, Question], Awaitable[web.Response | Events]],
+) -> Handler:
+    """Return the handler of a question that may be answered with events."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        answer = await say(request.app[STORE], question(request))
+        if isinstance(answer, Events):
+            return await follow(request, answer.log, answer.first)
+        return answer
+
+    return handle
 
 
 async def follow(request: web.Request, log: EventLog, first: int) -> web.StreamResponse:
     """Stream all events from number `first` on, including future ones, until the log is closed."""
     context = request.app[CONTEXT]
-    stream = SseStream(outbox_of(request))
+    stream = SseStream(request[TRACE].way_out)
     await stream.open(request, {})
     follower = _Follower(context, log, stream, first)
     try:

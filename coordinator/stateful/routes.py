@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from coordinator.api.calls import CALLS, call
+from coordinator.api.calls import CALLS, about, call
 from coordinator.api.routes import add_routes, post
 from coordinator.stateful import conversations, endpoint, stored_responses
 from coordinator.stateful.endpoint import COMPACT, endpoints
+from coordinator.stateful.follow import told_or_followed
 from coordinator.stateful.operations import OPERATIONS
 from coordinator.stateful.storage.store import STORE, ResponseStore
 from coordinator.stateful.websocket import respond_over_websocket
@@ -22,18 +23,18 @@ ROUTES = (
     web.get("/v1/responses", respond_over_websocket, allow_head=False),
     post(COMPACT, call),
     post("/v1/responses/input_tokens", endpoint.count_input_tokens),
-    web.get(_RESPONSE, stored_responses.get_response),
-    web.delete(_RESPONSE, stored_responses.delete_response),
-    web.get(f"{_RESPONSE}/input_items", stored_responses.list_input_items),
-    post(f"{_RESPONSE}/cancel", stored_responses.cancel_response),
-    post("/v1/conversations", conversations.create_conversation),
-    web.get(_CONVERSATION, conversations.get_conversation),
-    post(_CONVERSATION, conversations.update_conversation),
-    web.delete(_CONVERSATION, conversations.delete_conversation),
-    post(f"{_CONVERSATION}/items", conversations.add_items),
-    web.get(f"{_CONVERSATION}/items", conversations.list_items),
-    web.get(f"{_CONVERSATION}/items/{{item}}", conversations.get_item),
-    web.delete(f"{_CONVERSATION}/items/{{item}}", conversations.delete_item),
+    web.get(_RESPONSE, told_or_followed(stored_responses.get_response)),
+    web.delete(_RESPONSE, about(STORE, stored_responses.delete_response)),
+    web.get(f"{_RESPONSE}/input_items", about(STORE, stored_responses.list_input_items)),
+    post(f"{_RESPONSE}/cancel", about(STORE, stored_responses.cancel_response)),
+    post("/v1/conversations", about(STORE, conversations.create_conversation)),
+    web.get(_CONVERSATION, about(STORE, conversations.get_conversation)),
+    post(_CONVERSATION, about(STORE, conversations.update_conversation)),
+    web.delete(_CONVERSATION, about(STORE, conversations.delete_conversation)),
+    post(f"{_CONVERSATION}/items", about(STORE, conversations.add_items)),
+    web.get(f"{_CONVERSATION}/items", about(STORE, conversations.list_items)),
+    web.get(f"{_CONVERSATION}/items/{{item}}", about(STORE, conversations.get_item)),
+    web.delete(f"{_CONVERSATION}/items/{{item}}", about(STORE, conversations.delete_item)),
 )
 
 

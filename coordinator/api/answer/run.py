@@ -11,7 +11,7 @@ from coordinator.api.answer.arrivals import PIECE, SCORED, ArrivedEvent
 from coordinator.api.answer.call import Call, CallPlan
 from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.sse import EventIds, SseStream
-from coordinator.api.context import TRACE, ApiContext, RequestTrace, outbox_of
+from coordinator.api.context import TRACE, ApiContext, RequestTrace
 from pdserve.shared.clock import Clock
 
 
@@ -37,7 +37,7 @@ async def answer(request: web.Request, context: ApiContext, plan: CallPlan) -> w
     if not plan.is_streaming:
         return (await whole_answer(context, trace, plan)).response()
     with Call(context, trace, plan) as call:
-        trace.stream = SseStream(outbox_of(request), plan.keep_alive)
+        trace.stream = SseStream(trace.way_out, plan.keep_alive)
         trace.format = plan.format
         streaming = _Streaming(call, plan, trace.stream, ids, context.clock)
         await streaming.run(request, context.config.keep_alive_s)

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
-from coordinator.api.context import CONTEXT, TRACE, ApiContext, RequestTrace
+from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.messages.objects import ModelPage, ModelShown
+from coordinator.api.read.ask import Question
 from coordinator.models.cascade import Cascade
 from coordinator.models.model import Model
 from pdserve.shared.errors import InvalidRequest
@@ -16,15 +17,15 @@ from pdserve.shared.errors import InvalidRequest
 _DEFAULT, _MOST = 20, 1000  # names on a page
 
 
-async def list_models(request: web.Request) -> web.Response:
+async def list_models(question: Question) -> web.Response:
     """List the names of the served models, page by page."""
-    context, trace = request.app[CONTEXT], request[TRACE]
-    limit = _limit(request.query.get("limit"))
+    context, trace = question.context, question.trace
+    limit = _limit(question.query.get("limit"))
     adapters = context.models.adapters(trace.owner, trace.tenant.may_use)
     names = context.models.names(trace.owner) + [adapter.name for adapter in adapters]
     names += context.models.cascades(trace.owner)
     all_names = names
-    before, after = request.query.get("before_id"), request.query.get("after_id")
+    before, after = question.query.get("before_id"), question.query.get("after_id")
     if before in names:
         names = names[: names.index(before)]
     if after in names:
@@ -39,9 +40,9 @@ async def list_models(request: web.Request) -> web.Response:
     return json_answer(page)
 
 
-async def get_model(request: web.Request) -> web.Response:
+async def get_model(question: Question) -> web.Response:
     """Describe the model of one name."""
-    return json_answer(_shown(request.app[CONTEXT], request[TRACE], request.match_info["model"]))
+    return json_answer(_shown(question.context, question.trace, question.names["model"]))
 
 
 def _limit(text: str | None) -> int:

@@ -1,13 +1,18 @@
-"""A call as its caller brings it, over whatever connection, or over none."""
+"""Calls and questions as callers bring them, over whatever connection, or over none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec import Struct
 
 from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.read.body import convert_request
 from coordinator.models.cascade import Cascade
+
+_T = TypeVar("_T", bound=Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +28,19 @@ class Ask:
     def cascade(self) -> Cascade | None:
         """The cascade that it is for; None: it is for a model."""
         return self.context.models.cascade(self.values.get("model"), self.trace.owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked about something that is known or kept, or to be changed there."""
+
+    context: ApiContext
+    trace: RequestTrace
+    names: Mapping[str, str]  # of what it is about, in its path
+    query: Mapping[str, str]
+    server: str  # as the caller calls it: http://host
+    read: Callable[[], Awaitable[dict[str, Any]]]  # its body, a JSON object; raises RequestError
+
+    async def body(self, schema: type[_T]) -> _T:
+        """Read its body. Raises RequestError."""
+        return convert_request(await self.read(), schema)
