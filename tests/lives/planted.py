@@ -111,8 +111,8 @@ BUGS = {
     "blocks are cached before they are full": Bug(
         EngineCore,
         "_publish_full_blocks",
-        "full = pool.full_blocks(request",
-        "full = pool.blocks_for(request",
+        "full = pool.full_blocks(num_tokens",
+        "full = pool.blocks_for(num_tokens",
         40,
     ),
     "freed blocks keep their generation": Bug(

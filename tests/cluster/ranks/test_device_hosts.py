@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig
 from tests.cluster.checkpoints import Reference
 from tests.cluster.fleet import Fleet, running
@@ -40,8 +41,8 @@ def as_on_gpus() -> None:
     from pdserve.node import lives
     from pdserve.node.start import draft, model
 
-    def planned(config: NodeConfig) -> model.NodeModel:
-        return replace(draft.plan_models(config), kernels=None)
+    def planned(config: NodeConfig, role: NodeRole) -> model.NodeModel:
+        return replace(draft.plan_models(config, role), kernels=None)
 
     fork_ranks()
     model.check_host_stages = lambda share: None

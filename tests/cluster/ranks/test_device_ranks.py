@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig
 from tests.cluster.checkpoints import Reference
 from tests.cluster.fleet import Fleet, running
@@ -44,10 +45,10 @@ def as_on_gpus() -> None:
     begin_forking()
     python = start._python
 
-    def planned(config: NodeConfig) -> NodeModel:
+    def planned(config: NodeConfig, role: NodeRole) -> NodeModel:
         if config.node_id != "decode-0":
             start._python = forked_rank
-        return replace(plan_models(config), kernels=None)
+        return replace(plan_models(config, role), kernels=None)
 
     assert python is start._python
     lives.plan_models = planned
