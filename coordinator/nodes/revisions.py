@@ -166,5 +166,5 @@ def _advice(one: KvLayout, other: KvLayout) -> str:
     if differing == ["dtype"]:
         return "start both with the same --dtype and --kv-dtype"
     if differing == ["wire dtype"]:
-        return "start both with the same --wire-dtype"
+        return "start both with the same engine.wire_dtype"
     return f"they differ in {', '.join(differing)}: start both with the same checkpoint"

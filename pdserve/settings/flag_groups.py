@@ -20,7 +20,6 @@ CLUSTER: Final[Groups] = {
         "dtype",
         "quantization",
         "kv_dtype",
-        "wire_dtype",
         "max_model_len",
     ),
     "network": ("on", "host", "port"),
