@@ -66,7 +66,7 @@ struct Sizes {
     int64_t num_state_heads() const { return recurrent.num_groups * recurrent.group_size; }
     int64_t state_values() const { return num_state_heads() * recurrent.value_dim; }
     int64_t num_planes() const { return is_latent() ? 1 : 2; }  // of the pool
-    // What attention_out takes.
+    // Of a token, that a mixer ends with.
     int64_t values_width() const { return is_latent() ? num_heads * latent.value_dim : query_width(); }
 };
 

@@ -137,7 +137,7 @@ def _moves_whole_blocks(source: KvLayout, destination: KvLayout, box: KvBox) -> 
     """
     return (
         source == destination
-        and box.num_heads == source.num_kv_heads
+        and _have_just(box, source)
         and box.begin % source.block_size == box.end % source.block_size == 0
     )
 

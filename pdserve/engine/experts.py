@@ -40,6 +40,11 @@ class Experts:
     shared: SharedExpert | None = None
     score_bias: Tensor | None = None  # [num_experts] float32
 
+    @property
+    def stacks(self) -> dict[str, Linear]:
+        """Those of all experts, by the names of the plan."""
+        return {"gate_up": self.gate_up, "down": self.down}
+
     def __call__(self, x: Tensor, gated: Gated = gated_silu) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
         routing = choose_experts(x, self.router, self.config, self.score_bias)

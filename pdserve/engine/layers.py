@@ -120,6 +120,11 @@ class Mlp:
     gate_up: Linear  # the rows of gate, then those of up: [2 * intermediate_size, hidden_size]
     down: Linear  # [hidden_size, intermediate_size]
 
+    @property
+    def linears(self) -> dict[str, Linear]:
+        """Its matrices, by the names of the plan."""
+        return {"gate_up": self.gate_up, "down": self.down}
+
     def __call__(self, x: Tensor, gated: Gated = gated_silu) -> Tensor:
         """[num_tokens, hidden_size] -> [num_tokens, hidden_size]."""
         return self.down(gated(self.gate_up(x)))

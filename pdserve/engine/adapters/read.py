@@ -16,7 +16,7 @@ from torch import Tensor
 from pdserve.engine.adapters.adapter import Adapter, LowRank
 from pdserve.engine.adapters.config import AdapterConfig, read_config
 from pdserve.engine.adapters.dora import normalised
-from pdserve.engine.adapters.targets import Targets, of_experts
+from pdserve.engine.adapters.targets import Target, Targets, of_experts
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.finite import check_finite
 from pdserve.engine.weights.stored import listed
@@ -96,6 +96,16 @@ def _digest(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:_DIGEST_CHARS]
+
+
+def _fits(target: Target, kinds: Mapping[str, Tensor]) -> bool:
+    """Whether matrices A and B, if they are there, have the target's columns and rows."""
+    a = kinds.get("lora_A.weight")
+    return (
+        a is not None
+        and tuple(a.shape[1:]) == (target.num_in,)
+        and len(kinds.get("lora_B.weight", a)) == target.num_out
+    )
 
 
 @dataclass(slots=True)
@@ -186,19 +196,13 @@ class _Reading:
     ) -> dict[str, LowRank]:
         """Of one of the two fused parameters; alone, its shape says which of them it is."""
         fused = self.targets.experts[experts]
-        is_inside, count = module != experts, len(fused.down)
+        first, last = fused
         is_both = experts + _FUSED_INSIDE in self.modules and experts in self.modules
-        a = kinds.get("lora_A.weight")
-        is_gate_up = is_inside or (
-            not is_both
-            and a is not None
-            and tuple(a.shape[1:]) == (fused.gate_up[0].num_in,)
-            and len(kinds.get("lora_B.weight", a)) == fused.gate_up[0].num_out
-        )
-        targets = fused.gate_up if is_gate_up else fused.down
+        is_first = module != experts or (not is_both and _fits(fused[first][0], kinds))
+        name = first if is_first else last
+        targets = fused[name]
         shape = (targets[0].num_out, targets[0].num_in)
-        name = f"{experts}.{'gate_up_proj' if is_gate_up else 'down_proj'}"
-        found = self._low_rank(module, kinds, shape, name, count)
+        found = self._low_rank(module, kinds, shape, f"{experts}.{name}_proj", len(targets))
         if found.bias is not None:
             raise AdapterRefused(f"{self.file}: {module} has a bias, which experts do not")
         return of_experts(targets, found.a, found.b)

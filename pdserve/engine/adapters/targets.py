@@ -47,25 +47,18 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class FusedExperts:
-    """The experts of a layer: of each, gate and up as one module, and down."""
-
-    gate_up: list[Target]
-    down: list[Target]
-
-
-@dataclass(frozen=True, slots=True)
 class Targets:
     """Of a model, by the names of PEFT without its prefix."""
 
     modules: dict[str, Target]
-    experts: dict[str, FusedExperts]
+    # Of a layer: the plan's matrices of each expert, and their modules in the experts' order.
+    experts: dict[str, dict[str, list[Target]]]
 
     @classmethod
     def of(cls, plan: ModelPlan) -> Targets:
         """List those of a whole model."""
         modules: dict[str, Target] = {}
-        experts: dict[str, FusedExperts] = {}
+        experts: dict[str, dict[str, list[Target]]] = {}
         for index, layer in enumerate(plan.layers):
             for matrix in layer.all_matrices:
                 _add(modules, matrix)
@@ -85,11 +78,9 @@ def _add(modules: dict[str, Target], matrix: Matrix) -> None:
         target.pieces.append((part.name, place, len(part.rows)))
 
 
-def _fused(layer: LayerPlan) -> FusedExperts:
-    def each(name: str) -> list[Target]:
-        return [_joined(expert[name]) for expert in layer.mlp.experts]
-
-    return FusedExperts(each("gate_up"), each("down"))
+def _fused(layer: LayerPlan) -> dict[str, list[Target]]:
+    experts = layer.mlp.experts
+    return {name: [_joined(expert[name]) for expert in experts] for name in experts[0]}
 
 
 def _joined(matrix: Matrix) -> Target:

@@ -118,21 +118,17 @@ class AdaptedLayers:
                 self._mlp(shared.mlp, matrices, "shared_"),
                 shared.weight and self._linear(shared.weight, matrices["shared_weight"]),
             )
-        experts = Experts(
-            mlp.config,
-            self._linear(mlp.router, matrices["router"]),
-            self._stack(mlp.gate_up, [each["gate_up"] for each in plan.mlp.experts]),
-            self._stack(mlp.down, [each["down"] for each in plan.mlp.experts]),
-            shared,
-            mlp.score_bias,
-        )
+        stacks = {
+            name: self._stack(stack, [each[name] for each in plan.mlp.experts])
+            for name, stack in mlp.stacks.items()
+        }
+        router = self._linear(mlp.router, matrices["router"])
+        experts = Experts(mlp.config, router, **stacks, shared=shared, score_bias=mlp.score_bias)
         return replace(weights, mixer=mixer, mlp=experts)
 
     def _mlp(self, mlp: Mlp, matrices: Matrices, kind: str) -> Mlp:
-        return Mlp(
-            self._linear(mlp.gate_up, matrices[f"{kind}gate_up"]),
-            self._linear(mlp.down, matrices[f"{kind}down"]),
-        )
+        own = {name: self._linear(one, matrices[kind + name]) for name, one in mlp.linears.items()}
+        return Mlp(**own)
 
     def _linear(self, linear: Linear, matrix: Matrix) -> Linear:
         additions = self._additions(matrix)

@@ -45,15 +45,7 @@ def cuda_decoder(
         NodeSick: another rank has ended.
     """
     device = weights.embedding.device
-    own, layers = ranks.shard.of(config), ranks.shard.layers(config)
-    needs = AttentionNeeds(
-        weights.embedding.dtype,
-        config.head_dim,
-        own.num_heads,
-        own.num_kv_heads,
-        own.sliding_windows[layers.start : layers.stop],
-        config.arithmetic.attention_cap,
-    )
+    needs = AttentionNeeds.of(config, ranks.shard, weights.embedding.dtype)
     named = choose_kind(attention, needs) if attention else None
     lacking = triton_missing()
     if lacking is not None:

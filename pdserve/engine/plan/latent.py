@@ -1,10 +1,11 @@
 """What mixes tokens in latent attention (`models/latent.py`), as one rank has it.
 
-query_latent   what queries are made of, if it is not the residual stream
-queries        of the rank's heads: what has no position, and then what is rotated
-latent         the row that is kept of a token: all ranks have it
-heads          of each its key, which makes a query one that latent rows score, and its value
-attention_out  of the heads' values
+query_latent  what queries are made of, if it is not the residual stream
+queries       of the rank's heads: what has no position, and then what is rotated
+latent        the row that is kept of a token: all ranks have it
+heads         of each its key, which makes a query one that latent rows score, and its value
+
+And `mixer_out`, of the heads' values.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.latent import LatentShape
 from pdserve.engine.plan.forms import WeightForm, fitting_form
-from pdserve.engine.plan.matrix import Matrices, Matrix, Part, TensorRows
+from pdserve.engine.plan.matrix import Matrices, Matrix, Part, TensorRows, mixer_out
 from pdserve.engine.plan.norm import Norm
 from pdserve.engine.ranks.shard import Shard
 
@@ -45,13 +46,11 @@ class LatentMixer:
         config, shape = self._config, self._shape
         hidden, has_bias = range(config.hidden_size), config.has_qkv_bias
         values = self._of_heads(shape.value_dim)
+        adds_bias = config.has_o_bias and self._shard.rank == 0
         matrices = {
             "latent": self._matrix("latent", self._rows(), hidden, has_bias=has_bias),
-            "attention_out": self._matrix(
-                "attention_out",
-                Part(f"{self._layer}self_attn.o_proj", hidden),
-                values,
-                has_bias=config.has_o_bias and self._shard.rank == 0,
+            **mixer_out(
+                self._layer, "self_attn.o_proj", hidden, values, self._form, has_bias=adds_bias
             ),
         }
         if shape.query_rank is None:

@@ -2,7 +2,7 @@
 
 The query, key and value projections are one matrix, and so are gate and up: one large product
 instead of several small ones. A tensor-parallel rank has its own heads and inner channels only. The
-results of `attention_out` and of MLPs are added up over the ranks, so only rank 0 adds their bias.
+results of mixers and of MLPs are added up over the ranks, so only rank 0 adds their bias.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.expert_config import ExpertConfig
 from pdserve.engine.plan.forms import FLOAT32, WeightForm, fitting_form
 from pdserve.engine.plan.latent import LatentMixer
-from pdserve.engine.plan.matrix import Matrices, Matrix, Part, TensorRows
+from pdserve.engine.plan.matrix import Matrices, Matrix, Part, TensorRows, mixer_out
 from pdserve.engine.plan.norm import Norm
 from pdserve.engine.plan.recurrent import recurrent_mixer, recurrent_vectors
 from pdserve.engine.ranks.shard import Shard
@@ -40,9 +40,7 @@ class LayerPlan:
     """One layer, as one rank has it. Everything is in the order of packed files."""
 
     norms: dict[str, Norm]  # by the names that decoders know; with `sinks`, if heads have them
-    mixer: (
-        Matrices  # attention_out, and qkv, whose heads are queries, keys and values; or latent.py
-    )
+    mixer: Matrices  # qkv, of heads of queries, keys and values, or others; and `mixer_out`
     mlp: MlpPlan
     window: int | None  # tokens that a query sees; None: all
     heads: tuple[Matrices, ...] = ()  # of latent attention, each its key and its value
@@ -202,15 +200,10 @@ def _mixer(config: ModelConfig, index: int, shard: Shard, form: WeightForm) -> M
     if config.gates_attention:
         qkv = _with_gates(qkv, queries, head_dim)
     of_hidden = fitting_form(form, len(hidden))
+    adds_bias = config.has_o_bias and shard.rank == 0
     return {
         "qkv": Matrix(f"{layer}qkv", qkv, hidden, of_hidden, has_bias=config.has_qkv_bias),
-        "attention_out": Matrix(
-            f"{layer}attention_out",
-            (Part(f"{layer}self_attn.o_proj", hidden),),
-            queries,
-            fitting_form(form, len(queries)),
-            has_bias=config.has_o_bias and shard.rank == 0,
-        ),
+        **mixer_out(layer, "self_attn.o_proj", hidden, queries, form, has_bias=adds_bias),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from pdserve.engine.plan.forms import WeightForm, coded_form
+from pdserve.engine.plan.forms import WeightForm, coded_form, fitting_form
 from pdserve.model_files.coding import Coding, joined
 
 
@@ -108,3 +108,18 @@ class Matrix:
 
 
 Matrices = dict[str, Matrix]  # by the names that decoders know
+
+
+def mixer_out(
+    layer: str,
+    tensor: str,
+    rows: range,
+    values: range,
+    form: WeightForm,
+    *,
+    has_bias: bool = False,
+) -> Matrices:
+    """Return the matrix that all mixers end with: it takes the values of a rank's heads."""
+    part, fitting = Part(f"{layer}{tensor}", rows), fitting_form(form, len(values))
+    matrix = Matrix(f"{layer}attention_out", (part,), values, fitting, has_bias=has_bias)
+    return {"attention_out": matrix}

@@ -1,7 +1,7 @@
 """What mixes tokens in a layer with a state (`models/recurrent.py`), of a model that is whole.
 
-recurrent_in   of each group its query, its key, values and their gates; then betas and decays
-attention_out  of the heads' values
+`recurrent_in` makes of each group its query, its key, values and their gates, and then betas and
+decays. `mixer_out` takes the heads' values.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.recurrent import RecurrentShape
 from pdserve.engine.plan.forms import WeightForm, fitting_form
-from pdserve.engine.plan.matrix import Matrices, Matrix, Part
+from pdserve.engine.plan.matrix import Matrices, Matrix, Part, mixer_out
 from pdserve.engine.plan.norm import Norm
 
 
@@ -41,9 +41,8 @@ def recurrent_mixer(
         Part(f"{layer}linear_attn.in_proj_qkvz", range(of_heads)),
         Part(f"{layer}linear_attn.in_proj_ba", range(2 * shape.num_values)),
     )
-    made = (Part(f"{layer}linear_attn.out_proj", hidden),)
-    of_hidden, of_values = (fitting_form(form, len(columns)) for columns in (hidden, values))
+    of_hidden = fitting_form(form, len(hidden))
     return {
         "recurrent_in": Matrix(f"{layer}recurrent_in", inputs, hidden, of_hidden),
-        "attention_out": Matrix(f"{layer}attention_out", made, values, of_values),
+        **mixer_out(layer, "linear_attn.out_proj", hidden, values, form),
     }

@@ -75,7 +75,7 @@ def _stack_of(name: str, types: Mapping[str, str]) -> str:
     """What files have a tensor in, if it is in a stack of experts (`stored_stacks.py`)."""
     if name in types or (match := _OF_EXPERT.fullmatch(name)) is None:
         return name
-    stack = f"{match[1]}.{'down' if match[2] == 'down' else 'gate_up'}_proj"
+    stack = f"{match[1]}.{'down_proj' if match[2] == 'down' else 'gate_up_proj'}"
     if match[3] == "bias":
         return f"{stack}_bias"
     return stack if stack in types else f"{stack}_blocks"

@@ -33,7 +33,7 @@ class Precision:
 
 def engine_of(engine: EngineConfig, role: NodeRole) -> EngineConfig:
     """Return the settings of a node of this role."""
-    if role is not NodeRole.PREFILL or engine.prefill_quantization == "same":
+    if role is not NodeRole.PREFILL or not engine.is_by_role:
         return engine
     return structs.replace(engine, quantization=engine.prefill_quantization)
 

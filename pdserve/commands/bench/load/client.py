@@ -28,6 +28,11 @@ def completion_body(model: str, prompt: Sequence[int], num_tokens: int) -> dict[
     }
 
 
+def sharing(salt: str) -> dict[str, Any]:
+    """Return the field of a request that shares its prefix only with those of the same salt."""
+    return {"cache_salt": salt}
+
+
 class Client:
     """Sends requests to one coordinator, any number concurrently."""
 

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import msgspec
 
-from pdserve.commands.bench.load.client import completion_body, open_session
+from pdserve.commands.bench.load.client import completion_body, open_session, sharing
 from pdserve.commands.bench.load.client_run import Run, timed
 from pdserve.commands.bench.load.completion_stream import SAID_CHARS, error_in, read_stream
 from pdserve.commands.bench.load.outcome import Outcome
@@ -135,8 +135,8 @@ class OpenLoopClient:
         return msgspec.json.encode(
             completion_body(self._model, request.prompt, request.num_output)
             | ({"prompt": as_text(request.prompt)} if self._sends_text else {})
+            | sharing(salt)
             | {
-                "cache_salt": salt,
                 "skip_special_tokens": False,  # otherwise their arrival would not be visible
                 "stream_options": {"include_usage": True},
             }

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from pdserve.commands.bench.load.client import PLAIN_IDS
+from pdserve.commands.bench.load.client import PLAIN_IDS, sharing
 
 _TRICKLE_S = 0.5
 
@@ -29,7 +29,7 @@ class Attacker:
 
     def terms(self, number: int) -> dict[str, Any]:
         """Return the fields of a call that shares its prefix with no other number's."""
-        return {"model": self.model, "cache_salt": str(number)}
+        return {"model": self.model} | sharing(str(number))
 
     async def post(self, path: str, body: dict[str, Any] | bytes) -> None:
         """Send a call, and read all of its answer."""

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
+from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.ranks.shard import Shard
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.hints.extras import how_to_install
 
@@ -33,6 +35,19 @@ class AttentionNeeds:
     num_kv_heads: int = 2
     windows: tuple[int | None, ...] = (None,)  # of each layer: ModelConfig.sliding_windows
     cap: float | None = None  # of scores; None: there is none
+
+    @classmethod
+    def of(cls, config: ModelConfig, shard: Shard, dtype: torch.dtype) -> AttentionNeeds:
+        """What one rank of a model with activations of `dtype` requires."""
+        own, layers = shard.of(config), shard.layers(config)
+        return cls(
+            dtype,
+            own.head_dim,
+            own.num_heads,
+            own.num_kv_heads,
+            own.sliding_windows[layers.start : layers.stop],
+            own.arithmetic.attention_cap,
+        )
 
 
 class DecodeAttention(Protocol):

@@ -80,29 +80,29 @@ def add_rms_norm(
     return out
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def silu_mul(rows: Tensor) -> Tensor:
     """Return silu(gate) * up: [num_rows, 2 * size] -> [num_rows, size], both contiguous."""
-    return _activated(gate_up, is_gelu=False)
+    return _activated(rows, is_gelu=False)
 
 
-def gelu_mul(gate_up: Tensor) -> Tensor:
+def gelu_mul(rows: Tensor) -> Tensor:
     """Return gelu(gate) * up, by tanh: [num_rows, 2 * size] -> [num_rows, size], likewise."""
-    return _activated(gate_up, is_gelu=True)
+    return _activated(rows, is_gelu=True)
 
 
 GATED: Final = {Activation.SILU: silu_mul, Activation.GELU_TANH: gelu_mul}
 
 
-def _activated(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
-    num_rows, double = gate_up.shape
-    if double % 2 or not gate_up.is_contiguous():
-        raise ValueError(f"gate and up of shape {list(gate_up.shape)}: contiguous, and of one size")
+def _activated(rows: Tensor, *, is_gelu: bool) -> Tensor:
+    num_rows, double = rows.shape
+    if double % 2 or not rows.is_contiguous():
+        raise ValueError(f"gate and up of shape {list(rows.shape)}: contiguous, and of one size")
     size = double // 2
-    out = torch.empty((num_rows, size), dtype=gate_up.dtype, device=gate_up.device)
+    out = torch.empty((num_rows, size), dtype=rows.dtype, device=rows.device)
     if num_rows:
         grid = (num_rows, -(-size // _GATED_BLOCK))
         activate_and_multiply_rows[grid](
-            gate_up,
+            rows,
             out,
             IS_GELU=is_gelu,
             SIZE=size,
