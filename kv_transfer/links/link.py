@@ -68,6 +68,7 @@ class Link:
         reasons: Mapping[str, str],
         statistics: PullerStatistics,
         simulated: SimulatedLink | None = None,
+        reconnect_s: float = _RECONNECT_S,
     ) -> None:
         """Use `open_link`.
 
@@ -78,7 +79,9 @@ class Link:
             reasons: why the others are not worth trying, by name.
             statistics: for counting retries.
             simulated: the network to simulate, if any.
+            reconnect_s: for a new route when one is lost.
         """
+        self._reconnect_s = reconnect_s
         self.simulated = simulated
         self._carrier = Carrier(simulated) if simulated is not None else None
         self.welcome = welcome
@@ -226,7 +229,7 @@ class Link:
                 left.sort(key=lambda candidate: candidate[0] is not broken.transport)
             self._num_moves += 1
             try:
-                return await self._take(left, _RECONNECT_S)
+                return await self._take(left, self._reconnect_s)
             except (PeerLost, TransferTimeout) as error:
                 self._failed = _FailedMove(self._num_moves, names, error)
                 raise
@@ -286,6 +289,7 @@ async def open_link(
     timeout_s: float,
     statistics: PullerStatistics,
     simulated: SimulatedLink | None = None,
+    reconnect_s: float = _RECONNECT_S,
 ) -> Link:
     """A link over the first of `transports` (best first) that works.
 
@@ -305,6 +309,6 @@ async def open_link(
         else:
             candidates.append((transport, offer))
     names = [transport.name for transport in transports]
-    link = Link(welcome, names, candidates, reasons, statistics, simulated)
+    link = Link(welcome, names, candidates, reasons, statistics, simulated, reconnect_s)
     await link.connect(timeout_s)
     return link

@@ -32,7 +32,6 @@ KILL_COORDINATOR: Final = "kill-coordinator"  # which ends calls that have no ke
 FULL_DISK: Final = "full-disk"
 NO_DESCRIPTORS: Final = "no-descriptors"
 STOP_ENGINE: Final = "stop-engine"
-_FROZEN_S: Final = 3.0  # longer than `liveness_s`
 _STOPPED_S: Final = 12.0  # a node takes 5 s and ten times a step's time to call itself stuck
 _LIMITED_S: Final = 3.0
 _SLOW_S: Final = 0.1
@@ -50,6 +49,7 @@ class FaultTarget:
     hosts: Hosts | None  # of the nodes, the coordinator's first; None: all are on this machine
     session: aiohttp.ClientSession
     random: Random
+    lasts_s: float = 3.0  # how long most faults do; longer than `liveness_s`
 
     def node(self, role: str = "") -> str:
         """A running node: of a pool, or of any."""
@@ -74,7 +74,7 @@ class FaultTarget:
             for way in ways:
                 stack.callback(self.hosts.find, *way)
                 self.hosts.lose(*way)
-            await asyncio.sleep(_FROZEN_S)
+            await asyncio.sleep(self.lasts_s)
         return " ".join(name for host in sorted({*chain(*ways)}) for name in self.on_host(host))
 
     def kill(self, name: str) -> None:
@@ -147,7 +147,7 @@ async def _kill_while_draining(target: FaultTarget) -> str:
 
 async def _freeze(target: FaultTarget, role: str) -> str:
     name = target.node(role)
-    await target.frozen(name, _FROZEN_S)
+    await target.frozen(name, target.lasts_s)
     return name
 
 
@@ -162,7 +162,7 @@ async def _stop_engine(target: FaultTarget) -> str:
 
 
 async def _freeze_coordinator(target: FaultTarget) -> str:
-    await target.frozen(COORDINATOR, _FROZEN_S)
+    await target.frozen(COORDINATOR, target.lasts_s)
     return COORDINATOR
 
 
@@ -207,7 +207,7 @@ async def _swallow(target: FaultTarget) -> str:
     relay = target.relays[name]
     relay.swallow(True)
     try:
-        await asyncio.sleep(_FROZEN_S)
+        await asyncio.sleep(target.lasts_s)
     finally:
         relay.cut()
         relay.swallow(False)
@@ -218,7 +218,7 @@ async def _slow_link(target: FaultTarget) -> str:
     name = target.random.choice(sorted(target.relays))
     target.relays[name].delay_s = _SLOW_S
     try:
-        await asyncio.sleep(_FROZEN_S)
+        await asyncio.sleep(target.lasts_s)
     finally:
         target.relays[name].delay_s = 0.0
     return name
@@ -229,7 +229,7 @@ async def _lossy_link(target: FaultTarget) -> str:
     name = target.random.choice(sorted(target.relays))
     target.relays[name].lost_share = _LOST_SHARE
     try:
-        await asyncio.sleep(_FROZEN_S)
+        await asyncio.sleep(target.lasts_s)
     finally:
         target.relays[name].lost_share = 0.0
     return name
@@ -268,7 +268,7 @@ async def _slow_host(target: FaultTarget) -> str:
     (host,) = target.some_hosts(1, of_nodes=True)
     target.hosts.slow_down(host)
     try:
-        await asyncio.sleep(_FROZEN_S)
+        await asyncio.sleep(target.lasts_s)
     finally:
         target.hosts.speed_up(host)
     return " ".join(target.on_host(host))

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.links import link as link_module
 from kv_transfer.links.link import Link, open_link
 from kv_transfer.spans.box import KvBox
 from kv_transfer.statistics import PullerStatistics
@@ -112,7 +111,7 @@ class Roads:
         self.statistics = PullerStatistics()
         self.offers = [TransportOffer(name="slow"), TransportOffer(name="fast")]
 
-    async def open(self) -> Link:
+    async def open(self, *, reconnect_s: float = 2.0) -> Link:
         welcome = ExporterWelcome(
             node_id="p0",
             incarnation="life-1",
@@ -124,7 +123,8 @@ class Roads:
             access=b"",
             offers=self.offers,
         )
-        return await open_link(welcome, [self.fast, self.slow], 5, self.statistics)
+        roads = [self.fast, self.slow]
+        return await open_link(welcome, roads, 5, self.statistics, reconnect_s=reconnect_s)
 
     @property
     def channels(self) -> list[Channel]:
@@ -275,11 +275,8 @@ async def test_two_reads_that_break_at_once_reconnect_once(roads: Roads) -> None
     roads.assert_all_closed()
 
 
-async def test_reads_of_a_host_that_vanished_do_not_wait_for_each_other(
-    roads: Roads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "_RECONNECT_S", 0.05)
-    link = await roads.open()
+async def test_reads_of_a_host_that_vanished_do_not_wait_for_each_other(roads: Roads) -> None:
+    link = await roads.open(reconnect_s=0.05)
     never = asyncio.Event()
     roads.fast.reads = [broken(n) for n in range(8)]
     roads.fast.connects, roads.slow.connects = [never] * 8, [never] * 8
