@@ -107,7 +107,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_a_gguf_file_computes_what_its_weights_are(pair: tuple[Path, Path]) -> None:
     """Coded or not: in float32, what is packed as it is stored has the bits of what is decoded.
 
-    In bfloat16 codes are multiplied as integers, nearer to float32 than decoded weights are.
+    In bfloat16 codes are multiplied as integers, by activations of 8 bits but for outliers.
     """
     file, folder = pair
     prompt = make_prompt(40)
@@ -119,7 +119,7 @@ def test_a_gguf_file_computes_what_its_weights_are(pair: tuple[Path, Path]) -> N
         (Node.load(path, dtype=KvDtype.BFLOAT16).logits(prompt) - exact).square().mean().sqrt()
         for path in (file, folder)
     ]
-    assert errors[0] < 1.3 * errors[1] < 0.2 * exact.std()
+    assert errors[0] < 2 * errors[1] < 0.3 * exact.std()
 
 
 def test_ranks_read_their_parts_alone(pair: tuple[Path, Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,6 +146,7 @@ def test_damage_after_the_checkpoint_was_resolved(model: Path) -> None:
 def test_no_weights_at_all(model: Path) -> None:
     config = load_model_config(resolve_checkpoint(str(model)))
     nothing = Checkpoint(model / "elsewhere", "model", "")
-    (model / "elsewhere").mkdir()
+    nothing.path.mkdir()
+    shutil.copy(model / "config.json", nothing.path)
     with pytest.raises(ModelError, match="holds neither"):
         load_decoder(nothing, ModelPlan.of(config), ActivationDtype.BFLOAT16, CPU)
