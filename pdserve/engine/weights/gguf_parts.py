@@ -58,15 +58,20 @@ class GgufPart:
         kind = self.tensor.type
         if not kind.has_scales or len(self.shape) == 1:
             return None
-        is_bad = kind.are_bad(self._blocks(*map(range, self.shape))).any(axis=1)
+        rows, columns = map(range, self.shape)
+        stored = kind.are_bad(self._stored_blocks(rows, columns))
+        is_bad = self._in_order(stored, rows).any(axis=1)
         return int(is_bad.argmax()) if is_bad.any() else None
 
     def _blocks(self, rows: range, columns: range) -> NDArray[np.uint8]:
         """Blocks of rows as the model has them: [rows, blocks, bytes]."""
+        return self._in_order(self._stored_blocks(rows, columns), rows)
+
+    def _stored_blocks(self, rows: range, columns: range) -> NDArray[np.uint8]:
+        """Those of `_stored_rows`, in the order of the file and not copied."""
         stored = self._stored_rows(rows)
         own = range(self.first_row + stored.start, self.first_row + stored.stop)
-        kind = self.tensor.type
-        return self._in_order(kind.blocks(self.tensor.data, self.shape[1], own, columns), rows)
+        return self.tensor.type.blocks(self.tensor.data, self.shape[1], own, columns)
 
     def _stored_rows(self, rows: range) -> range:
         """Those that these are among: of whole heads, if they are permuted."""
