@@ -128,7 +128,7 @@ BUGS = {
         NodeAdapters, "_idle", "if not self._legs.has_adapter(digest)", "if True", 40
     ),
     "an adapter leaves while a step has it": Bug(
-        NodeAdapters, "_free", "await self._steps_done()", "pass", 40
+        NodeAdapters, "_free", "await self._steps_done()", "pass", 240
     ),
     "a leg is taken without its adapter": Bug(
         NodeAdapters, "expect", "digest not in self._loaded", "False"
