@@ -38,8 +38,11 @@ async def machine(
 ) -> AsyncIterator[tuple[Fleet, openai.AsyncOpenAI]]:
     """A cluster on a disk that outlives it."""
     config = fleet_config(checkpoint, answers=AnswerConfig(store=str(folder / "store.sqlite")))
-    async with running(Fleet(config)) as fleet:
-        yield fleet, openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="-", max_retries=0)
+    async with (
+        running(Fleet(config)) as fleet,
+        openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="-", max_retries=0) as client,
+    ):
+        yield fleet, client
 
 
 async def num_done(client: openai.AsyncOpenAI, batch_id: str) -> int:
