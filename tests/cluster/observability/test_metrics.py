@@ -47,8 +47,9 @@ async def test_a_handoff_is_counted_on_both_sides(fleet: Fleet, client: Client) 
     decode = output.decode_node or ""
     bytes_per_token = 2 * 2 * 16 * 4  # layers, K and V, head_dim, float32
     assert grown(decode, "pulled_bytes") == 1000 * bytes_per_token
-    # One a chunk, but one for all those that were computed before the decode node had subscribed.
-    assert grown("prefill-0", "tickets_issued") > 1000 // 37 // 2
+    # One a chunk, but one for all those that were computed before the decode node had subscribed:
+    # on a busy machine, many.
+    assert 1 <= grown("prefill-0", "tickets_issued") <= 1000 // 37 + 1
     assert grown("prefill-0", "steps") >= 1000 // 37
     assert grown(decode, "steps") == 3
 
