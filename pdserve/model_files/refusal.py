@@ -66,7 +66,7 @@ def meant_model(model: str) -> str:
 def _advice(found: Recognised) -> str:
     if found.kind is FileKind.ADAPTER:
         base = f" ({found.other})" if found.other else ""
-        return f"merge it into its model{base} with peft's merge_and_unload(), and name the result"
+        return f"name its model{base} with --model, and add --adapters NAME={found.path}"
     if found.kind is FileKind.WEIGHTS and not found.other:
         if not (found.path / "config.json").is_file():
             return f"it has no config.json: {_SERVED}"

@@ -29,7 +29,7 @@ FOLDERS = {
             "adapter_model.safetensors": b"",
         },
         FileKind.ADAPTER,
-        r"merge it into its model \(a/b\)",
+        r"name its model \(a/b\) with --model, and add --adapters NAME=",
     ),
     "hqq": (
         {"config.json": {**CONFIG, "quantization_config": {"quant_method": "hqq", "nbits": 4}}},
