@@ -266,9 +266,10 @@ class EngineCore:
         for request in {*failed, *gone}:
             self.forget(request)
         if self.pool.state_blocks:
-            for row in rows:
-                if row.request in self.queues.running:
-                    self.queues.preempt(row.request)
+            changed = {row.request for row in rows}
+            for request in reversed(list(self.queues.running)):  # the oldest is the next one again
+                if request in changed:
+                    self.queues.preempt(request)
 
     def forget(self, request: Request) -> None:
         """Remove a finished request and free its blocks, unless a step still uses them."""

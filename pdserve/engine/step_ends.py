@@ -206,7 +206,8 @@ class StepEnds(EngineCore):
             return False
         self.abandon_step(rows, [])
         for victim in victims:
-            self.queues.preempt(victim)
+            if victim in self.queues.running:  # not those with states: all of them wait already
+                self.queues.preempt(victim)
         return True
 
     def _report(self, observer: StepObserver) -> None:

@@ -140,10 +140,11 @@ async def test_a_lost_device_ends_it_at_the_first_step() -> None:
     assert "device_fault: RuntimeError: CUDA error: device-side assert" in str(sick)
 
 
-async def test_a_step_that_takes_too_much_memory_is_made_smaller() -> None:
+@pytest.mark.parametrize("state_blocks", [0, 2])
+async def test_a_step_that_takes_too_much_memory_is_made_smaller(state_blocks: int) -> None:
     """Half of its requests wait, and end later with the tokens that they would have had."""
     clock = ManualClock()
-    pool = BlockPool(64, 4)
+    pool = BlockPool(64, 4, state_blocks=state_blocks)
     engine = Engine(Queues(pool, clock), decode_policy(64, 8), frozenset())
     runner, observer = GreedyRunner(most_rows=3), Observer()
     requests = [make_request([i], max_tokens=6) for i in range(8)]

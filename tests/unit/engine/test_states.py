@@ -38,7 +38,7 @@ def test_a_request_is_let_in_with_room_for_its_state() -> None:
 def test_after_a_failed_step_states_are_computed_anew() -> None:
     """A step changes them for good: it cannot be repeated, as one that only writes KV."""
     core = make_core(20)
-    requests = [make_request(6, max_tokens=2) for _ in range(2)]
+    requests = [make_request(6, max_tokens=2) for _ in range(3)]
     for request in requests:
         core.submit(request)
         assert core.queues.admit(request)
@@ -46,6 +46,6 @@ def test_after_a_failed_step_states_are_computed_anew() -> None:
     rows = [Scheduled(request, 2) for request in requests]
     core.abandon_step(rows, requests[:1])
     assert core.queues.running == []
-    assert list(core.queues.waiting) == requests[1:]
+    assert list(core.queues.waiting) == requests[1:], "the oldest is the next one"
     assert requests[1].num_computed_tokens == 0
     assert core.pool.num_free == 20
