@@ -7,6 +7,7 @@ again from time to time. A network that is faster than the codec alone needs no 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -77,13 +78,14 @@ class CodecChoice:
         found = self._achieved[name]
         return f"{name} {found.bytes / max(found.sent, 1):.2f}x"
 
-    def next(self, num_bytes: int) -> Sending:
+    async def next(self, num_bytes: int) -> Sending:
         """How the next read, of so many bytes, is sent."""
         if not self.codecs or num_bytes < _SMALL_BYTES:
             return Sending()
         self._num_reads += 1
         if not self._achieved[RAW].is_known:
             return Sending()
+        await self._measure_codecs()
         worth_trying = [name for name in self._achieved if self._may_win(name)]
         for name in worth_trying:
             if not self._achieved[name].is_known:
@@ -105,12 +107,14 @@ class CodecChoice:
         raw = self._achieved[RAW]
         return best if best and self._achieved[best].rate > _MARGIN * raw.rate else RAW
 
+    async def _measure_codecs(self) -> None:
+        """Once, in a thread: a codec that has never run takes ten times as long to begin."""
+        for name, codec in self.codecs.items():
+            if name not in self._coding_rates:
+                self._coding_rates[name] = await asyncio.to_thread(coding_rate, codec)
+
     def _may_win(self, name: str) -> bool:
-        if name == RAW:
-            return True
-        if name not in self._coding_rates:
-            self._coding_rates[name] = coding_rate(self.codecs[name])
-        return self._achieved[RAW].rate < self._coding_rates[name]
+        return name == RAW or self._achieved[RAW].rate < self._coding_rates[name]
 
 
 def coding_rate(codec: Codec) -> float:

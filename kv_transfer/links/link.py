@@ -186,7 +186,7 @@ class Link:
                 self._close_unused(route)
 
     async def _read_as_chosen(self, channel: Channel, choice: CodecChoice, read: Read) -> None:
-        sending = choice.next(read.num_bytes)
+        sending = await choice.next(read.num_bytes)
         started_s = time.perf_counter()
         await self._carried(channel, msgspec.structs.replace(read, sending=sending), sending)
         choice.note(sending, read.num_bytes, time.perf_counter() - started_s)
