@@ -3,7 +3,8 @@ are on their way.
 
     chunk   bytes of the pool (uint32), bytes that follow (uint32), what the codec made of them
 
-Chunks are in the read's order, and each ends with a whole row.
+Chunks are in the read's order, and each ends with a whole row. All but the last are large: who
+receives them does so on its event loop, and decodes each in a thread.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pdserve.shared.errors import PeerLost
 
 HEAD: Final = struct.Struct("!II")
 _CHUNK_BYTES: Final = 1 << 20
+_LEAST_BYTES: Final = _CHUNK_BYTES // 2  # of a chunk that is not the last
 # Coding takes ten times as long as copying: what a thread is woken for begins at fewer bytes.
 CODING_COSTS: Final = 10
 
@@ -76,9 +78,10 @@ class Decoder:
         if len(head) < HEAD.size:
             raise PeerLost("the other end closed the connection between two chunks")
         size, coded = HEAD.unpack(head)
-        most = min(self._cursor.left, 2 * _CHUNK_BYTES)
-        if not 0 < size <= most or coded > max_coded_bytes(size):
-            raise PeerLost(f"received a chunk of {size} bytes as {coded}, where {most} are left")
+        left = self._cursor.left
+        least, most = min(left, _LEAST_BYTES), min(left, 2 * _CHUNK_BYTES)
+        if not least <= size <= most or coded > max_coded_bytes(size):
+            raise PeerLost(f"received a chunk of {size} bytes as {coded}, where {left} are left")
         return size, coded
 
     def write(self, size: int, coded: Bytes) -> None:

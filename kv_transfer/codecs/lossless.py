@@ -64,9 +64,9 @@ class ZstdPlanes:
 
     def decode(self, coded: Bytes, chunk: Bytes) -> None:
         """As Codec.decode."""
-        count = len(chunk) // self._width
+        count, odd = divmod(len(chunk), self._width)
         rest = len(chunk) - count
-        if len(coded) < rest:
+        if odd or len(coded) < rest:
             raise CorruptTransfer(f"{len(coded)} bytes came for a chunk of {len(chunk)}")
         top = self._decompressed(coded[: len(coded) - rest], count)
         if self._width == 1:

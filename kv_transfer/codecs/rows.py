@@ -18,9 +18,14 @@ _SCALE_BYTES = 4
 
 
 def row_codecs(layout: KvLayout) -> dict[str, Codec]:
-    """The codec of such a pool, named as what its rows are rounded to; of others none."""
-    codes = layout.rounded_to
-    return {} if codes is None else {str(codes): RowCodes(layout, codes)}
+    """The codec of such a pool, named as what its rows are rounded to; of others none.
+
+    Nor of rows so short that a scale takes what codes save.
+    """
+    codes, row_bytes = layout.rounded_to, layout.planes[0].row_bytes
+    if codes is None or layout.head_dim + _SCALE_BYTES >= row_bytes:
+        return {}
+    return {str(codes): RowCodes(layout, codes)}
 
 
 class RowCodes:

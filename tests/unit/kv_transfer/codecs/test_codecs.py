@@ -103,6 +103,22 @@ def test_what_no_codec_has_made_is_corrupt(dtype: KvDtype) -> None:
         codec.decode(coded, target[:128])
 
 
+@pytest.mark.parametrize("dtype", [KvDtype.FLOAT32, KvDtype.BFLOAT16])
+@pytest.mark.parametrize("odd", [1, 3])
+def test_half_a_number_is_corrupt(dtype: KvDtype, odd: int) -> None:
+    codec = codecs_for(layout_of(dtype))["zstd"]
+    whole = numbers(32)[: 16 * dtype.itemsize]  # of 16 numbers
+    coded = np.concatenate([np.frombuffer(piece, dtype=np.uint8) for piece in codec.encode(whole)])
+    more = np.concatenate([coded, np.zeros(odd, dtype=np.uint8)])
+    with pytest.raises(CorruptTransfer):
+        codec.decode(more, np.zeros(len(whole) + odd, dtype=np.uint8))
+
+
+def test_rows_as_long_as_their_codes_have_none() -> None:
+    layout = KvLayout.gqa(layers=1, heads=1, head_dim=4, block_size=1, dtype=KvDtype.BFLOAT16)
+    assert "fp8" not in codecs_for(msgspec.structs.replace(layout, rounded_to=KvDtype.FP8))
+
+
 @pytest.mark.parametrize(
     "head", [b"", HEAD.pack(0, 8), HEAD.pack(1 << 20, 8), HEAD.pack(64, 1 << 16)]
 )
@@ -111,3 +127,12 @@ def test_a_head_promises_no_more_than_is_left(head: bytes) -> None:
     decoder = Decoder(codec, np.zeros(4096, dtype=np.uint8), np.array([[0, 2048]]))
     with pytest.raises(PeerLost):
         decoder.check(head)
+
+
+def test_chunks_before_the_last_are_worth_a_thread() -> None:
+    """Thousands of small ones would be decoded one after the other, and hold up the event loop."""
+    codec = codecs_for(layout_of(KvDtype.BFLOAT16))["zstd"]
+    decoder = Decoder(codec, np.zeros(1 << 20, dtype=np.uint8), np.array([[0, 1 << 20]]))
+    with pytest.raises(PeerLost):
+        decoder.check(HEAD.pack(4096, 4096))
+    assert decoder.check(HEAD.pack(1 << 19, 4096)) == (1 << 19, 4096)
