@@ -251,12 +251,14 @@ class EngineCore:
             for row, token in zip(rows, sampled, strict=True)
         ]
 
-    def abandon_step(self, rows: Sequence[Scheduled], failed: Sequence[Request]) -> None:
+    def abandon_step(
+        self, rows: Sequence[Scheduled], failed: Sequence[Request], *, was_computed: bool = True
+    ) -> None:
         """Drop a failed step: forget its failed requests and those cancelled while it ran.
 
         A step only reads its requests, so the others are unchanged, unless they have states: these
-        have gone on, so they are computed anew. A step that was planned ahead of its end is
-        dropped, too: the device must be done with both.
+        may have gone on if it `was_computed`, so they are computed anew. A step that was planned
+        ahead of its end is dropped, too: the device must be done with both.
         """
         gone = [request for request in self._in_step if request.is_cancelled]
         for row in rows:
@@ -265,7 +267,7 @@ class EngineCore:
         self._step_over()
         for request in {*failed, *gone}:
             self.forget(request)
-        if self.pool.state_blocks:
+        if self.pool.state_blocks and was_computed:
             changed = {row.request for row in rows}
             for request in reversed(list(self.queues.running)):  # the oldest is the next one again
                 if request in changed:

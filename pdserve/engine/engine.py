@@ -39,7 +39,7 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from pdserve.engine.core import no_drafts
-from pdserve.engine.interface import Runner, Sampled, StepObserver, shape_of
+from pdserve.engine.interface import OthersSampled, Runner, Sampled, StepObserver, shape_of
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Policy, Queues, StepRuns
 from pdserve.engine.step_ends import STEP_TIME_WEIGHT, StepEnds, StepTimes
@@ -240,6 +240,14 @@ class Engine(StepEnds):
         loop.runner.foresee(rows)
         try:
             sampled, ended_s = await step.result
+        except OthersSampled as error:
+            self.step = None
+            self._fail(rows, error, loop.observer)
+            is_here = self.are_in_step(rows)
+            if not any(is_here):
+                return
+            rows, sampled = list(compress(rows, is_here)), list(compress(error.sampled, is_here))
+            ended_s = self._clock.now()
         except Exception as error:  # noqa: BLE001  one bad step must not end the node
             self.step = None
             self._fail(rows, error, loop.observer)

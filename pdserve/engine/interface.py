@@ -9,7 +9,7 @@ from typing import Protocol
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.measured.perf_model import StepShape, chunk_pairs
-from pdserve.shared.errors import PdserveError
+from pdserve.shared.errors import NoTokenLeft, PdserveError
 
 
 def shape_of(rows: Sequence[Scheduled]) -> StepShape:
@@ -36,6 +36,17 @@ def shape_of(rows: Sequence[Scheduled]) -> StepShape:
 
 
 Sampled = list[SampledToken | None]  # one entry per row; None if nothing was sampled for it
+
+
+class OthersSampled(NoTokenLeft):
+    """Some requests have no token left; all others of the step have theirs."""
+
+    def __init__(
+        self, message: str, request_ids: Sequence[str], sampled: Sequence[SampledToken | None]
+    ) -> None:
+        """`sampled`: of each draw, or row; of those requests, what is none."""
+        super().__init__(message, request_ids)
+        self.sampled = list(sampled)
 
 
 class LaunchedStep(Protocol):

@@ -13,6 +13,7 @@ from msgspec import structs
 from torch import Tensor
 
 from pdserve.engine.grammar import GrammarProgress
+from pdserve.engine.interface import OthersSampled
 from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.layer_marks import LayerMarks
 from pdserve.engine.layer_progress import LayerProgress
@@ -322,20 +323,29 @@ class ModelStep:
     @torch.inference_mode()
     def result(self) -> list[SampledToken | None]:
         """Wait until the device is done with it."""
-        rows, requests = self._rows, self._batch.sampled_requests
+        rows = self._rows
         if self._sampling is None:
             self._runner.wait()  # sampling would have
             self._runner.ended(self._launched_s)
             return [None] * len(rows)
-        sampled = fan_in(self._sampling.tokens(), requests)
+        try:
+            sampled = self._of_rows(self._sampling.tokens())
+        except OthersSampled as error:
+            of_rows = self._of_rows(list(filter(None, error.sampled)))
+            raise OthersSampled(error.message, error.request_ids, of_rows) from None
         self._runner.ended(self._launched_s)
         if self._tapped is not None and self._runner.taps is not None:
             for request, tapped in each_tapped(self._runner.taps, rows, self._tapped):
                 request.tapped = tapped
-        if len(sampled) == len(rows):
+        return sampled
+
+    def _of_rows(self, drawn: Sequence[SampledToken]) -> list[SampledToken | None]:
+        """Return one entry per row, given those of all answers."""
+        sampled = fan_in(drawn, self._batch.sampled_requests)
+        if len(sampled) == len(self._rows):
             return [*sampled]
         tokens = iter(sampled)
-        return [_of_row(row, tokens) if row.samples else None for row in rows]
+        return [_of_row(row, tokens) if row.samples else None for row in self._rows]
 
     @property
     def can_be_followed(self) -> bool:

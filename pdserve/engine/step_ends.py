@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from pdserve.engine.core import EngineCore
-from pdserve.engine.interface import Sampled, StepObserver, StepReport
+from pdserve.engine.interface import OthersSampled, Sampled, StepObserver, StepReport
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import Scheduled
 from pdserve.engine.scheduler import Policy, Queues
@@ -171,6 +171,9 @@ class StepEnds(EngineCore):
     def _fail(self, rows: list[Scheduled], error: Exception, observer: StepObserver) -> None:
         """Fail the requests that caused the error, or all if unknown; the others are replanned.
 
+        Or they stay in the step (`are_in_step`), if they have tokens, and states that have gone on:
+        else anybody could have those of all others computed anew, by asking for what cannot be.
+
         Raises:
             NodeSick: see `FailedSteps.failed`.
         """
@@ -193,7 +196,12 @@ class StepEnds(EngineCore):
             failed = [r for r in failed if any(a.request_id in named for a in r.answers)]
         elif not isinstance(error, PdserveError):
             error = PdserveError(f"the engine's step failed: {type(error).__name__}: {error}")
-        self.abandon_step(rows, failed)
+        if len(failed) < len(rows) and self.pool.state_blocks and isinstance(error, OthersSampled):
+            for request in failed:
+                self.forget(request)
+        else:
+            # Without its mask, no step begins.
+            self.abandon_step(rows, failed, was_computed=not isinstance(error, GrammarFailed))
         observer.requests_failed([r for r in failed if not r.is_cancelled], error)
         for answer in (answer for request in failed for answer in request.answers):
             answer.is_cancelled = True  # so that anyone holding state for the answer releases it

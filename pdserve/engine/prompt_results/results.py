@@ -219,7 +219,7 @@ def fan_out(requests: Sequence[Request]) -> tuple[Sequence[Request], list[int] |
     return [answer for request in requests for answer in request.answers], owners
 
 
-def fan_in(sampled: list[SampledToken], requests: Sequence[Request]) -> list[SampledToken]:
+def fan_in(sampled: Sequence[SampledToken], requests: Sequence[Request]) -> Sequence[SampledToken]:
     """Undo `fan_out`: return one token per request, with the tokens of its siblings attached."""
     if len(sampled) == len(requests):
         return sampled

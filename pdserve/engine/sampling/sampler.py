@@ -24,6 +24,7 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.grammar import TokenMasks
 from pdserve.engine.grammar.masks import WORD_BITS
+from pdserve.engine.interface import OthersSampled
 from pdserve.engine.request import Ahead, Request, SampledToken
 from pdserve.engine.row_edits import RowEdits
 from pdserve.engine.sampling.adjust import edits_of
@@ -32,6 +33,7 @@ from pdserve.engine.sampling.limits import GREEDY_BELOW, nothing_to_choose
 from pdserve.engine.sampling.logprobs import listed_beside
 from pdserve.engine.sampling.torch_sampler import sample_by_torch
 from pdserve.protocol import SamplingParams, TokenLogprobs
+from pdserve.shared.errors import NoTokenLeft
 
 
 def sample(
@@ -53,7 +55,7 @@ def sample(
 
     Raises:
         UnusableLogits, NoTokenLeft: for some requests no token can be chosen. No request gets a
-            token then.
+            token then, unless it is OthersSampled.
     """
     masks = with_allowed_ids(masks, requests, logits.shape[1])
     if logits.device.type == "cpu":
@@ -155,23 +157,28 @@ def sample_natively(
         None if masks is None else masks.words_of(logits.shape[1]),
         [] if masks is None else masks.rows,
     )
-    if -1 in token_ids:
-        # Behind a draft that may be wrong, nothing need be possible.
-        rows = [
-            row
-            for row, token_id in enumerate(token_ids)
-            if token_id < 0 and not isinstance(requests[row], Ahead)
-        ]
-        if rows:
-            raise nothing_to_choose(logits[rows], [requests[row] for row in rows])
     tokens = [SampledToken(token_id) for token_id in token_ids]
     for row, chosen, top_ids, top_logprobs in logprobs:
+        if token_ids[row] < 0:
+            continue
         wanted_ids = requests[row].sampling.logprob_token_ids
         if wanted_ids:
             listed = listed_beside(logits[row].numpy(), token_ids[row], chosen, wanted_ids)
         else:
             listed = TokenLogprobs(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)
         tokens[row] = SampledToken(token_ids[row], listed)
+    if -1 in token_ids:
+        # Behind a draft that may be wrong, nothing need be possible.
+        missing = [
+            row
+            for row, token_id in enumerate(token_ids)
+            if token_id < 0 and not isinstance(requests[row], Ahead)
+        ]
+        if missing:
+            error = nothing_to_choose(logits[missing], [requests[row] for row in missing])
+            if isinstance(error, NoTokenLeft):
+                raise OthersSampled(error.message, error.request_ids, tokens)
+            raise error
     return tokens
 
 

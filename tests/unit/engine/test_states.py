@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
 from pdserve.engine.core import EngineCore
+from pdserve.engine.engine import Engine
+from pdserve.engine.interface import OthersSampled
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.request import Scheduled
+from pdserve.engine.layer_progress import LayerProgress
+from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.shared.clock import ManualClock
-from tests.fakes.runner import decode_policy
+from pdserve.shared.errors import GrammarFailed, RequestsFailed
+from tests.fakes.runner import FakeRunner, Observer, decode_policy, expected_output
 from tests.requests import make_request
 
 BLOCK, STATE = 4, 3
@@ -49,3 +58,50 @@ def test_after_a_failed_step_states_are_computed_anew() -> None:
     assert list(core.queues.waiting) == requests[1:], "the oldest is the next one"
     assert requests[1].num_computed_tokens == 0
     assert core.pool.num_free == 20
+
+
+class OneBadRequest(FakeRunner):
+    """Has no token for one of the requests in its third step, or no mask."""
+
+    def __init__(self, bad: str, kind: type[RequestsFailed]) -> None:
+        super().__init__(BLOCK)
+        self.bad = bad
+        self.kind = kind
+
+    def execute(
+        self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
+    ) -> list[SampledToken | None]:
+        sampled = super().execute(rows, progress)
+        if len(self.steps) == 3:
+            if self.kind is GrammarFailed:
+                raise GrammarFailed("why", [self.bad])
+            left = [
+                SampledToken(-1) if row.request.request_id == self.bad else token
+                for row, token in zip(rows, sampled, strict=True)
+            ]
+            raise OthersSampled("why", [self.bad], left)
+        return sampled
+
+
+@pytest.mark.parametrize("kind", [OthersSampled, GrammarFailed])
+async def test_who_asks_for_what_cannot_be_makes_nobody_begin_anew(
+    kind: type[RequestsFailed],
+) -> None:
+    """Else anybody could, time after time, have all states computed again that are beside."""
+    pool = BlockPool(60, BLOCK, prefix_cache=False, state_blocks=STATE)
+    engine = Engine(Queues(pool, ManualClock()), decode_policy(64, 8), frozenset())
+    requests = [make_request(6, max_tokens=5) for _ in range(4)]
+    bad, others = requests[1], [*requests[:1], *requests[2:]]
+    runner, observer = OneBadRequest(bad.request_id, kind), Observer()
+    for request in requests:
+        engine.submit(request)
+    running = asyncio.create_task(engine.run(runner, observer))
+    async with asyncio.timeout(5):
+        await observer.until(lambda: len(observer.done) == len(others))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert [request for request, _ in observer.failed] == [bad]
+    assert [r.output_token_ids for r in others] == [expected_output(r) for r in others]
+    assert engine.queues.preemptions.statistics.total == 0
+    assert pool.num_free == 60
+    pool.check_integrity()

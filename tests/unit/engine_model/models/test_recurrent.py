@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from pdserve.engine.interface import OthersSampled
 from pdserve.engine.models.config import ModelConfig, load_model_config
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, Scheduled
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.protocol import BadWord
 from pdserve.shared.errors import ModelError
 from tests.checkpoints import edit_config, make_checkpoint, with_plain_tensors
 from tests.requests import make_request
@@ -112,6 +114,24 @@ def test_chunks_and_batches_change_no_bit(
         rows.append([state_of(node, request) for request in requests])
     assert outputs[0] == outputs[1] == outputs[2]
     assert rows[0] == rows[1] == rows[2]
+
+
+def test_a_step_without_a_token_for_one_has_those_of_the_others(
+    checkpoint_of: Callable[..., Path],
+) -> None:
+    """Their states have gone on, so it is not repeated for them."""
+    path = checkpoint_of("qwen3_next")
+    node = Node.load(path, dtype=KvDtype.FLOAT32)
+    impossible = make_request(9, allowed_token_ids=[3], bad_words=[BadWord([3])])
+    others = [make_request(make_prompt(length)) for length in (20, 5)]
+    rows = [Scheduled(each, each.num_tokens) for each in (others[0], impossible, others[1])]
+    with pytest.raises(OthersSampled) as failed:
+        node.step(rows)
+    assert failed.value.request_ids == [impossible.request_id]
+    alone = Node.load(path, dtype=KvDtype.FLOAT32)
+    copies = [make_request(each.prompt_token_ids) for each in others]
+    first, _, last = failed.value.sampled
+    assert [first, last] == [alone.step([Scheduled(each, each.num_tokens)])[0] for each in copies]
 
 
 def state_of(node: Node, request: Request) -> bytes:
