@@ -266,7 +266,7 @@ class AnnouncedPulls:
         notice, was_refused = first, False
         while True:
             message = notice.message
-            if message.ticket and self._is_old(notice):
+            if _tickets_of(message) and self._is_old(notice):
                 self.num_renewals += 1
                 notice = await subscription.renew()
                 continue
@@ -277,29 +277,27 @@ class AnnouncedPulls:
             elif not message.ticket:
                 subscription.take_over()
             pulling_s = self._clock.now()
-            if message.ticket:
-                transfer_s = self._timeouts.transfer_s
-                try:
-                    pulled = await arrival.pull(
-                        self._puller, message.ticket, self._clock, transfer_s
-                    )
-                except (TicketInvalid, StaleIncarnation) as error:  # damaged on the way, perhaps
-                    if was_refused:
-                        raise
-                    log.warning("a ticket was refused, and is renewed: %s", error)
-                    was_refused = True
-                    notice = await subscription.renew()
-                    continue
-                if pulled.bytes:
-                    transport = session.link.transport
-                    self._costs.observe_pull(transport, pulled.bytes, pulled.seconds)
-            if isinstance(message, HandoffRecord):
-                _check_announced(message, arrival)
-                await arrival.pull_state(
-                    self._puller, message.state_ticket, self._timeouts.transfer_s
-                )
-                return self._received(message, notice, session, pulling_s)
+            try:
+                if message.ticket:
+                    await self._pull(arrival, message.ticket, session)
+                if isinstance(message, HandoffRecord):
+                    _check_announced(message, arrival)
+                    state_ticket, transfer_s = message.state_ticket, self._timeouts.transfer_s
+                    await arrival.pull_state(self._puller, state_ticket, transfer_s)
+                    return self._received(message, notice, session, pulling_s)
+            except (TicketInvalid, StaleIncarnation) as error:  # damaged on the way, perhaps
+                if was_refused:
+                    raise
+                log.warning("a ticket was refused, and is renewed: %s", error)
+                was_refused = True
+                notice = await subscription.renew()
+                continue
             notice = await subscription.next()
+
+    async def _pull(self, arrival: Arrival, ticket: bytes, session: Session) -> None:
+        pulled = await arrival.pull(self._puller, ticket, self._clock, self._timeouts.transfer_s)
+        if pulled.bytes:
+            self._costs.observe_pull(session.link.transport, pulled.bytes, pulled.seconds)
 
     def _is_old(self, notice: Notice) -> bool:
         age_s = self._clock.now() - notice.received_s
@@ -316,6 +314,11 @@ class AnnouncedPulls:
             written_s = min(max(record.written_s, made_s), read_s)
         times = RecordTimes(made_s, written_s, read_s, pulling_s, self._clock.now())
         return ReceivedHandoff(record, end_s, times)
+
+
+def _tickets_of(message: Announcement | HandoffRecord) -> bytes:
+    """What can become old; empty: nothing."""
+    return message.ticket or (message.state_ticket if isinstance(message, HandoffRecord) else b"")
 
 
 def _check_announced(record: HandoffRecord, arrival: Arrival) -> None:

@@ -652,6 +652,31 @@ async def test_a_ticket_that_was_damaged_on_the_way_is_renewed(
     assert bench.puller.parts == [(0, 10, 0, 4)] * 2
 
 
+async def test_a_ticket_of_a_state_that_was_damaged_or_grew_old_is_renewed() -> None:
+    bench = Bench(state_blocks=2)
+    bench.puller.gate.set()
+    taking = bench.take()
+    await turn()
+    bench.announce(0, 10)
+    await turn()
+    state_ticket = make_ticket(0, 2 * BLOCK)
+    bench.record(state_ticket=b"no ticket")
+    await turn()
+    assert bench.exporter.num_renewals == 1
+    bench.announce(0, 10, is_restart=True)
+    bench.puller.read_s = TIMEOUTS.ticket_s  # the record gets old behind it
+    bench.record(state_ticket=state_ticket)
+    await turn()
+    assert bench.exporter.num_renewals == 2
+    bench.puller.read_s = 0.25
+    bench.announce(0, 10, is_restart=True)
+    bench.record(state_ticket=state_ticket)
+    await asyncio.wait_for(taking, 1)
+    (request,) = bench.engine.queues.running
+    assert bench.puller.pulled[-1][1] == request.state_blocks
+    check_ended(bench)
+
+
 @pytest.mark.parametrize("error", REFUSED)
 async def test_a_ticket_that_is_refused_twice_ends_the_intake(
     bench: Bench, error: PdserveError
