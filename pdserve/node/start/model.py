@@ -178,8 +178,9 @@ def plan_model(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMode
     sizes = sizes_of(engine, model, "cpu" if device.type == "cpu" else "cuda")
     layout, max_model_len = sizes.layout, sizes.max_model_len
     share = _share(engine, model, device)
+    precision = precision_of(config.engine, role, sizes.activations)
     if model.recurrent is not None:
-        by_role = precision_of(config.engine, role, sizes.activations) is not None
+        by_role = precision is not None
         _check_states(device, share, draft_model(config.speculation), by_role=by_role)
     budget_bytes = _kv_budget(engine, device, model, sizes, share)
     if device.type != "cpu":  # the largest part decides: heads may be replicated, stages uneven
@@ -224,7 +225,7 @@ def plan_model(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMode
         share=share,
         worst_step=_worst_step(engine),
         weights=weights,
-        precision=precision_of(config.engine, role, sizes.activations),
+        precision=precision,
     )
 
 
