@@ -136,3 +136,8 @@ class Percentiles(msgspec.Struct, frozen=True):
             return cls(0, None, None, None)
         p50, p90, p99 = (float(p) * 1e3 for p in np.percentile(finite, (50, 90, 99)))
         return cls(len(finite), p50, p90, p99)
+
+    def text(self, digits: int) -> str:
+        """Return p50/p90/p99, with so many digits behind the point."""
+        values = (self.p50, self.p90, self.p99)
+        return "/".join("-" if value is None else f"{value:.{digits}f}" for value in values)

@@ -15,7 +15,6 @@ from typing import Any
 from rich.table import Table
 
 from pdserve.commands.bench.checkpoints.named import checkpoint_of, gguf_of
-from pdserve.commands.bench.load.outcome import Percentiles
 from pdserve.commands.bench.output import machine_and_date, print_json, print_tables, say
 from pdserve.commands.bench.serve.backend import Backend
 from pdserve.commands.bench.serve.backend_process import Started, running
@@ -123,10 +122,10 @@ def _table(rows: list[ServeRow], config: ServeBenchConfig, caption: str) -> Tabl
             _load(row),
             f"{row.output_tokens_per_s:.1f}",
             f"{row.requests_per_s:.2f}",
-            _three(row.ttft_ms, 0),
-            _three(row.tpot_ms, 1),
-            _three(row.itl_ms, 1),
-            _three(row.e2e_ms, 0),
+            row.ttft_ms.text(0),
+            row.tpot_ms.text(1),
+            row.itl_ms.text(1),
+            row.e2e_ms.text(0),
             str(row.sent),
             str(row.refused),
             str(row.failed),
@@ -165,9 +164,3 @@ def _remarks(report: ServeReport) -> list[str]:
 
 def _load(row: ServeRow | ServeRatio) -> str:
     return str(Load(row.concurrency, row.rate))
-
-
-def _three(figures: Percentiles, digits: int) -> str:
-    return "/".join(
-        "-" if p is None else f"{p:.{digits}f}" for p in (figures.p50, figures.p90, figures.p99)
-    )

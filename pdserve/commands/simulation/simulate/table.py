@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.table import Table
 
-from pdserve.commands.bench.load.outcome import Percentiles
+from pdserve.commands.bench.compare.shown.table import SHARES, share_cells
 from pdserve.commands.simulation.predict.deployment import Result
 from pdserve.commands.simulation.simulate.report import ModeAnswer, SimulateReport
 
@@ -35,7 +35,7 @@ def _runs(report: SimulateReport) -> Table:
     )
     table.add_column("deployment")
     for column in (
-        "rate/s", "in time", "95 %", "kind", "TTFT ok", "TPOT ok", "sent", "refused",
+        "rate/s", *SHARES,
         "TTFT ms p50/p90/p99", "TPOT ms p50/p90/p99", "ITL ms p50/p90/p99", "busiest node",
     ):  # fmt: skip
         table.add_column(column, justify="right")
@@ -48,19 +48,14 @@ def _runs(report: SimulateReport) -> Table:
 
 def _cells(row: Result) -> list[str]:
     score = row.score
-    early = " stopped" if row.stopped_early else ""
+    in_time, *others = share_cells(score)
     return [
         f"{row.rate:.3g}",
-        f"{score.attainment:.0%}{early}",
-        f"{score.attainment_low:.0%}-{score.attainment_high:.0%}",
-        score.worst_kind,
-        f"{score.ttft_attainment:.0%}",
-        f"{score.tpot_attainment:.0%}",
-        str(score.sent),
-        str(score.refused),
-        _three(score.ttft_ms, 0),
-        _three(score.tpot_ms, 1),
-        _three(score.itl_ms, 1),
+        f"{in_time} stopped" if row.stopped_early else in_time,
+        *others,
+        score.ttft_ms.text(0),
+        score.tpot_ms.text(1),
+        score.itl_ms.text(1),
         f"{max(row.busy.values()):.0%}",
     ]
 
@@ -87,8 +82,3 @@ def _goodput(report: SimulateReport) -> Table:
 
 def _rate(mode: ModeAnswer) -> float:
     return mode.goodput.rate if mode.goodput else 0.0
-
-
-def _three(figures: Percentiles, digits: int) -> str:
-    values = (figures.p50, figures.p90, figures.p99)
-    return "/".join("-" if value is None else f"{value:.{digits}f}" for value in values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -14,8 +15,10 @@ from pdserve.commands.bench.compare.report import (
     ScenarioReport,
 )
 from pdserve.commands.bench.compare.shown.suspicions import suspicions
-from pdserve.commands.bench.load.outcome import Percentiles
+from pdserve.commands.bench.load.slo_score import Score
 
+# Of what `share_cells` returns.
+SHARES: Final = ("in time", "95 %", "kind", "TTFT ok", "TPOT ok", "sent", "refused")
 _PERCENTILES = "p50/p90/p99"
 BUSY = 0.5  # load average above which the report warns
 _FEW = 100  # requests, below which a p99 is between the slowest two
@@ -53,7 +56,7 @@ def rate_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
     )
     table.add_column("rate/s", justify="right")
     table.add_column("mode")
-    for column in ("in time", "95 %", "kind", "TTFT ok", "TPOT ok", "sent", "refused", "other"):
+    for column in (*SHARES, "other"):
         table.add_column(column, justify="right")
     for column in ("TTFT ms", "TPOT ms", "ITL ms"):
         table.add_column(f"{column} {_PERCENTILES}", justify="right")
@@ -83,8 +86,8 @@ def kind_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
                     kind,
                     f"{scored.attainment:.0%}",
                     str(scored.sent),
-                    _three(scored.ttft_ms, 0),
-                    _three(scored.tpot_ms, 1),
+                    scored.ttft_ms.text(0),
+                    scored.tpot_ms.text(1),
                 )
         table.add_section()
     return table
@@ -118,7 +121,7 @@ def mode_table(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Table:
             f"{mode.goodput / scenario.cores:.3g}/s" if mode.goodput else "-",
             f"{mode.goodput / best:.0%}" if mode.goodput_is == "crossing" and best else "-",
             "-" if mode.tuning is None else mode.tuning.text,
-            _three(mode.unloaded.itl_ms, 1),
+            mode.unloaded.itl_ms.text(1),
             "-" if disturbed is None else _number(disturbed.quiet_itl_ms.p99, 1),
             "-" if disturbed is None else _number(disturbed.disturbed_itl_ms.p99, 1),
             "-" if disturbed is None else _number(disturbed.p99_ratio, 2),
@@ -163,8 +166,8 @@ def tuning_table(modes: Sequence[ModeReport]) -> Table:
     return table
 
 
-def _rate_cells(row: RateRow) -> list[str]:
-    score = row.score
+def share_cells(score: Score) -> list[str]:
+    """Return which shares of a run's requests kept the promise, and how many there were."""
     return [
         f"{score.attainment:.0%}",
         f"{score.attainment_low:.0%}-{score.attainment_high:.0%}",
@@ -173,10 +176,17 @@ def _rate_cells(row: RateRow) -> list[str]:
         f"{score.tpot_attainment:.0%}",
         str(score.sent),
         str(score.refused),
+    ]
+
+
+def _rate_cells(row: RateRow) -> list[str]:
+    score = row.score
+    return [
+        *share_cells(score),
         str(score.failed + score.unfinished),
-        _three(score.ttft_ms, 0),
-        _three(score.tpot_ms, 1),
-        _three(score.itl_ms, 1),
+        score.ttft_ms.text(0),
+        score.tpot_ms.text(1),
+        score.itl_ms.text(1),
         f"{score.tokens_in_time:.0%}",
         f"{score.tokens_at_once:.1f}",
         _number(row.itl_p99_vs_unloaded, 2),
@@ -195,10 +205,6 @@ def _by_rate(modes: Sequence[ModeReport]) -> list[tuple[float, list[tuple[str, R
 def _name(mode: ModeReport, row: RateRow) -> str:
     """A mode beside itself is no further mode."""
     return f"{mode.mode}, once more (A/A)" if row.beside_itself else mode.mode
-
-
-def _three(figures: Percentiles, digits: int) -> str:
-    return "/".join(_number(p, digits) for p in (figures.p50, figures.p90, figures.p99))
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -49,6 +49,11 @@ def test_tokens_that_come_together_have_no_gap_between_them() -> None:
     assert seen.tpot_s == pytest.approx(0.2)
 
 
+def test_percentiles_are_said_as_far_as_there_are_any() -> None:
+    assert Percentiles.of([0.001, 0.002, 0.003]).text(1) == "2.0/2.8/3.0"
+    assert Percentiles.of([inf]).text(1) == "-/-/-"
+
+
 def test_one_token_has_a_tpot_of_zero() -> None:
     assert outcome([1.0]).tpot_s == 0.0
 
