@@ -59,5 +59,5 @@ def sampling_defaults(checkpoint: Checkpoint) -> SamplingDefaults:
             msgspec.convert({name: value}, SamplingDefaults)
         except msgspec.ValidationError as error:
             why = str(error).partition(" - ")[0]
-            raise ModelError(f"{where}: {keys[name]} is {value!r}: {why}") from error
+            raise ModelError(f"{where}: {keys[name]} is {repr(value)[:64]}: {why}") from error
     return msgspec.convert(found, SamplingDefaults)

@@ -51,3 +51,6 @@ def test_what_no_request_could_have_is_refused_by_name(tmp_path: Path) -> None:
         sampling_defaults(folder(tmp_path, {"temperature": "hot"}))
     with pytest.raises(ModelError, match=r"general.sampling.top_p is 1.5: Expected .* <= 1"):
         sampling_defaults(file(tmp_path, top_p=1.5))
+    with pytest.raises(ModelError, match=r"top_k is \[0, 0, .*: Expected `int`") as error:
+        sampling_defaults(folder(tmp_path, {"top_k": [0] * 10_000}))
+    assert len(str(error.value)) < 500

@@ -82,6 +82,7 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     from pdserve.engine.ranks.sizes import Parallelism
     from pdserve.engine.weights.codings import stored_codings
     from pdserve.model_files.checkpoint import resolve_checkpoint
+    from pdserve.model_files.sampling_defaults import sampling_defaults
     from pdserve.model_files.tokenizer import check_tokenizer
     from pdserve.node.start.precision import engine_of
     from pdserve.node.start.sizing import check_memory, sizes_of
@@ -96,6 +97,7 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     )
     model = load_model_config(checkpoint)
     check_tokenizer(checkpoint.path)
+    sampling_defaults(checkpoint)
     num_stages = engine.pipeline_parallel or 1 + len(engine.rank_hosts)
     check_ranks(model, Parallelism(engine.tensor_parallel, num_stages))
     if _is_gpu(engine, num_gpus):

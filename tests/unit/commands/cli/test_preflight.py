@@ -99,6 +99,16 @@ def test_a_model_that_cannot_be_served_is_refused(change, error, said, tmp_path)
         check(checkpoint={"model": str(tmp_path)})
 
 
+def test_sampling_that_no_request_could_have_is_refused(tmp_path):
+    """Only the coordinator reads it, beside nodes that load weights meanwhile."""
+    for file in CHECKPOINT_PATH.iterdir():
+        if file.name != "generation_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").write_text('{"temperature": "hot"}')
+    with pytest.raises(ModelError, match=r"generation_config\.json: temperature is 'hot'"):
+        check(checkpoint={"model": str(tmp_path)})
+
+
 def machine(root: Path, gib: float) -> Path:
     """The files of a machine with so much memory."""
     (root / "proc").mkdir()
