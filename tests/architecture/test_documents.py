@@ -94,6 +94,14 @@ def test_lines_are_wrapped(document: Path) -> None:
     assert [x for x in lines if len(x) > MOST_COLUMNS and not x.startswith("|")] == []
 
 
+@each_document
+def test_tables_are_whole(document: Path) -> None:
+    """Rows behind an empty line are none of the table: they are shown as text with bars."""
+    paragraphs = re.split(r"\n{2,}", document.read_text())
+    tables = [text for text in paragraphs if text.startswith("|")]
+    assert [text for text in tables if not re.match(r"\|.*\n\|[-| ]+\n", text)] == []
+
+
 def _toml(name: str) -> str:
     """The example that begins with its file's name."""
     (text,) = re.findall(rf"```toml\n(# {re.escape(name)}\n.*?)```", TEXT, re.DOTALL)
