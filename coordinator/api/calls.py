@@ -145,8 +145,8 @@ def events(tell: Callable[[ApiContext], AsyncGenerator[bytes]]) -> Handler:
 
     async def handle(request: web.Request) -> web.StreamResponse:
         stream = SseStream(request[TRACE].way_out)
-        async with aclosing(tell(request.app[CONTEXT])) as told:
-            async for event in told:
+        async with aclosing(tell(request.app[CONTEXT])) as sent:
+            async for event in sent:
                 if not stream.is_open:
                     await stream.open(request, {})
                 await stream.send([event])
