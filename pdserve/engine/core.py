@@ -257,8 +257,9 @@ class EngineCore:
         """Drop a failed step: forget its failed requests and those cancelled while it ran.
 
         A step only reads its requests, so the others are unchanged, unless they have states: these
-        may have gone on if it `was_computed`, so they are computed anew. A step that was planned
-        ahead of its end is dropped, too: the device must be done with both.
+        may have gone on if it `was_computed`, so they are computed anew, in the blocks that they
+        have, of which other nodes may have been told. A step that was planned ahead of its end is
+        dropped, too: the device must be done with both.
         """
         gone = [request for request in self._in_step if request.is_cancelled]
         for row in rows:
@@ -268,10 +269,8 @@ class EngineCore:
         for request in {*failed, *gone}:
             self.forget(request)
         if self.pool.state_blocks and was_computed:
-            changed = {row.request for row in rows}
-            for request in reversed(list(self.queues.running)):  # the oldest is the next one again
-                if request in changed:
-                    self.queues.preempt(request)
+            for row in rows:
+                row.request.num_computed_tokens = 0
 
     def forget(self, request: Request) -> None:
         """Remove a finished request and free its blocks, unless a step still uses them."""

@@ -214,8 +214,7 @@ class StepEnds(EngineCore):
             return False
         self.abandon_step(rows, [])
         for victim in victims:
-            if victim in self.queues.running:  # not those with states: all of them wait already
-                self.queues.preempt(victim)
+            self.queues.preempt(victim)
         return True
 
     def _report(self, observer: StepObserver) -> None:

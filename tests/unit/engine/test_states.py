@@ -15,7 +15,7 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.shared.clock import ManualClock
-from pdserve.shared.errors import GrammarFailed, RequestsFailed
+from pdserve.shared.errors import GrammarFailed, RequestsFailed, UnusableLogits
 from tests.fakes.runner import FakeRunner, Observer, decode_policy, expected_output
 from tests.requests import make_request
 
@@ -45,7 +45,10 @@ def test_a_request_is_let_in_with_room_for_its_state() -> None:
 
 
 def test_after_a_failed_step_states_are_computed_anew() -> None:
-    """A step changes them for good: it cannot be repeated, as one that only writes KV."""
+    """A step changes them for good: it cannot be repeated, as one that only writes KV.
+
+    Nobody gives up blocks for that: other nodes may have been told of those of prefill legs.
+    """
     core = make_core(20)
     requests = [make_request(6, max_tokens=2) for _ in range(3)]
     for request in requests:
@@ -53,11 +56,12 @@ def test_after_a_failed_step_states_are_computed_anew() -> None:
         assert core.queues.admit(request)
         request.num_computed_tokens = 4
     rows = [Scheduled(request, 2) for request in requests]
+    tables = [(list(each.block_table), list(each.state_blocks)) for each in requests]
     core.abandon_step(rows, requests[:1])
-    assert core.queues.running == []
-    assert list(core.queues.waiting) == requests[1:], "the oldest is the next one"
-    assert requests[1].num_computed_tokens == 0
-    assert core.pool.num_free == 20
+    assert core.queues.running == requests[1:]
+    assert [each.num_computed_tokens for each in requests[1:]] == [0, 0]
+    assert [(each.block_table, each.state_blocks) for each in requests[1:]] == tables[1:]
+    assert core.pool.num_free == 20 - 2 * (2 + STATE)
 
 
 class OneBadRequest(FakeRunner):
@@ -73,8 +77,8 @@ class OneBadRequest(FakeRunner):
     ) -> list[SampledToken | None]:
         sampled = super().execute(rows, progress)
         if len(self.steps) == 3:
-            if self.kind is GrammarFailed:
-                raise GrammarFailed("why", [self.bad])
+            if self.kind is not OthersSampled:
+                raise self.kind("why", [self.bad])
             left = [
                 SampledToken(-1) if row.request.request_id == self.bad else token
                 for row, token in zip(rows, sampled, strict=True)
@@ -83,11 +87,14 @@ class OneBadRequest(FakeRunner):
         return sampled
 
 
-@pytest.mark.parametrize("kind", [OthersSampled, GrammarFailed])
+@pytest.mark.parametrize("kind", [OthersSampled, GrammarFailed, UnusableLogits])
 async def test_who_asks_for_what_cannot_be_makes_nobody_begin_anew(
     kind: type[RequestsFailed],
 ) -> None:
-    """Else anybody could, time after time, have all states computed again that are beside."""
+    """Else anybody could, time after time, have all states computed again that are beside.
+
+    Only if the model itself has failed they are, and even then nobody gives way.
+    """
     pool = BlockPool(60, BLOCK, prefix_cache=False, state_blocks=STATE)
     engine = Engine(Queues(pool, ManualClock()), decode_policy(64, 8), frozenset())
     requests = [make_request(6, max_tokens=5) for _ in range(4)]
@@ -102,6 +109,9 @@ async def test_who_asks_for_what_cannot_be_makes_nobody_begin_anew(
     await asyncio.gather(running, return_exceptions=True)
     assert [request for request, _ in observer.failed] == [bad]
     assert [r.output_token_ids for r in others] == [expected_output(r) for r in others]
+    num_first = sum(number == 6 for step in runner.steps for _, number in step)
+    num_again = sum(number > 1 for step in runner.steps[3:] for _, number in step)
+    assert (num_first, num_again) == (4, len(others) * (kind is UnusableLogits))
     assert engine.queues.preemptions.statistics.total == 0
     assert pool.num_free == 60
     pool.check_integrity()
