@@ -18,7 +18,8 @@ from kv_transfer.codecs.codec import RAW, Codec
 RAW_FORM: Final = "raw"  # as a status says it
 
 _SMALL_BYTES: Final = 64 << 10  # as they are: a codec would gain less than it costs to begin
-_MEASURED_BYTES: Final = 2 << 20  # a way has been tried with so many
+_MEASURED_BYTES: Final = 2 << 20  # a way has been tried with so many, ...
+_MEASURED_S: Final = 2.0  # ... or for so long: what is too slow for a deadline brings few
 _FORGOTTEN_BYTES: Final = 64 << 20  # what has been measured counts half after so many
 _RETRIAL: Final = 16  # one of so many reads tries another way again
 _MARGIN: Final = 1.1  # cores have other things to do
@@ -31,6 +32,7 @@ class Sending:
 
     codec: str = RAW
     num_bytes: int = 0  # that were sent for it
+    arrived: int = 0  # bytes of the pool that these were
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class _Achieved:
 
     @property
     def is_known(self) -> bool:
-        return self.bytes >= _MEASURED_BYTES
+        return self.bytes >= _MEASURED_BYTES or self.seconds >= _MEASURED_S
 
     @property
     def rate(self) -> float:
@@ -96,10 +98,18 @@ class CodecChoice:
             return Sending(others[self._num_reads // _RETRIAL % len(others)])
         return Sending(best)
 
-    def note(self, sending: Sending, num_bytes: int, seconds: float) -> None:
-        """A read of so many bytes has taken so long."""
-        if self.codecs and num_bytes >= _SMALL_BYTES:
-            self._achieved[sending.codec].add(num_bytes, sending.num_bytes, seconds)
+    def note(self, sending: Sending, seconds: float) -> None:
+        """A read has taken so long for what has arrived, whether that was all of it or not."""
+        is_too_slow = sending.codec != RAW and seconds >= _MEASURED_S
+        if not self.codecs or (sending.arrived < _SMALL_BYTES and not is_too_slow):
+            return
+        if (achieved := self._achieved.get(sending.codec)) is not None:
+            achieved.add(sending.arrived, sending.num_bytes, seconds)
+
+    def drop(self, codec: str) -> None:
+        """Never choose it again: what was sent with it cannot be decoded here."""
+        assert codec != RAW
+        self._achieved.pop(codec, None)
 
     def _best(self) -> str:
         known = [name for name, found in self._achieved.items() if name and found.is_known]

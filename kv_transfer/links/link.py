@@ -25,6 +25,7 @@ from kv_transfer.transports.interface import Channel, Read, Transport
 from pdserve.protocol import ExporterWelcome, TransportOffer
 from pdserve.shared.errors import (
     AccessDenied,
+    CorruptTransfer,
     PeerLost,
     TransferTimeout,
     TransportUnavailable,
@@ -188,8 +189,14 @@ class Link:
     async def _read_as_chosen(self, channel: Channel, choice: CodecChoice, read: Read) -> None:
         sending = await choice.next(read.num_bytes)
         started_s = time.perf_counter()
-        await self._carried(channel, msgspec.structs.replace(read, sending=sending), sending)
-        choice.note(sending, read.num_bytes, time.perf_counter() - started_s)
+        try:
+            await self._carried(channel, msgspec.structs.replace(read, sending=sending), sending)
+        except CorruptTransfer:
+            if sending.codec != RAW:
+                choice.drop(sending.codec)  # it is read once more, in another form
+            raise
+        finally:
+            choice.note(sending, time.perf_counter() - started_s)
         if sending.codec != RAW:
             self._statistics.coded_bytes += read.num_bytes
             self._statistics.sent_coded += sending.num_bytes

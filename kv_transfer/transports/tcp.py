@@ -117,6 +117,7 @@ class TcpChannel:
         if sending.codec == RAW:
             await self._receive_spans(sock, destination, into, read.num_bytes)
             sending.num_bytes += read.num_bytes
+            sending.arrived += read.num_bytes
             return
         decoder = Decoder(codecs_for(self._layout)[sending.codec], destination, into)
         while not decoder.is_over:
@@ -126,6 +127,7 @@ class TcpChannel:
             decode = partial(decoder.write, size, coded)
             await self._threads.move(decode, CancelFlag(), CODING_COSTS * size)
             sending.num_bytes += HEAD.size + coded_bytes
+            sending.arrived += size
 
     async def _receive_spans(
         self, sock: socket.socket, region: NDArray[np.uint8], spans: Spans, end: int

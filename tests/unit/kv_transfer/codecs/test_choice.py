@@ -24,7 +24,8 @@ async def reads(choice: CodecChoice, rates: dict[str, float], count: int = 160) 
     for _ in range(count):
         sending = await choice.next(MIB)
         sending.num_bytes = MIB if not sending.codec else int(MIB / 1.5)
-        choice.note(sending, MIB, MIB / rates[sending.codec])
+        sending.arrived = MIB
+        choice.note(sending, MIB / rates[sending.codec])
         sent[sending.codec] += 1
     return sent
 
@@ -57,6 +58,15 @@ async def test_a_network_that_changes_changes_the_choice() -> None:
     assert str(choice).startswith("zstd")
 
 
+async def test_a_codec_that_is_too_slow_for_a_deadline_is_not_tried_by_the_next_read() -> None:
+    choice = CodecChoice(CODECS)
+    await reads(choice, {"": 1e8}, 2)
+    trial = await choice.next(64 * MIB)
+    assert trial.codec == "zstd"
+    choice.note(trial, 10.0)  # it was cancelled then
+    assert not (await choice.next(64 * MIB)).codec
+
+
 @pytest.mark.parametrize("codecs", [CODECS, {}])
 async def test_small_reads_and_peers_without_codecs_have_no_trials(
     codecs: dict[str, object],
@@ -66,7 +76,8 @@ async def test_small_reads_and_peers_without_codecs_have_no_trials(
     for _ in range(100):
         sending = await choice.next(size)
         assert not sending.codec
-        choice.note(sending, size, 1.0)
+        sending.arrived = size
+        choice.note(sending, 1.0)
     assert str(choice) == "raw"
 
 
