@@ -299,7 +299,8 @@ class Engine(StepEnds):
             return None
         if not step.shape.is_decode or not step.prepared.can_be_followed:
             return None
-        if self.awaits(step.rows, self._gap_s):
+        # What is guessed of those that have ended before it would be kept for ever.
+        if self.awaits(list(compress(step.rows, self.are_in_step(step.rows))), self._gap_s):
             return None
         now_s = self._clock.now()
         try:

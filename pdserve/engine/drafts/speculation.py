@@ -109,7 +109,7 @@ class Speculation:
         begins with the token that the step computes.
 
         Args:
-            rows: of the step that runs, which has decodes only, and no drafts.
+            rows: that are left of the step that runs, which has decodes only, and no drafts.
             gap_s: for how long the device waits then.
         """
         behind = [

@@ -310,6 +310,33 @@ async def test_a_request_that_ends_by_its_own_is_computed_once_in_vain() -> None
         assert world.steps_ahead
 
 
+class Counted(Told):
+    """Knows nothing, and for whom it does."""
+
+    def __init__(self) -> None:
+        super().__init__(1, begin=1000)
+        self.streams: list[Request] = []
+
+    def drafter(self, request: Request) -> Told:
+        self.streams.append(request)
+        return self
+
+    def ended(self, request: Request) -> None:
+        self.streams.remove(request)
+
+
+async def test_nothing_is_guessed_of_who_has_ended_before_the_step_that_runs() -> None:
+    """Nobody would say that its stream is over: sources would keep what they know of it."""
+    sources = Counted()
+    async with running(eos=EOS, told=sources) as world:
+        requests = [make_request(number, max_tokens=100) for number in (7, 30)]
+        for request in requests:
+            world.engine.submit(request)
+        await world.until_done(*requests)
+        assert world.steps_ahead
+    assert sources.streams == []
+
+
 async def test_an_adopted_request_joins_without_a_break() -> None:
     async with running() as world:
         first, second = make_request(5, max_tokens=40), make_request(6, max_tokens=9)
