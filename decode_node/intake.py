@@ -128,7 +128,7 @@ class Intake:
         request.num_pulled_tokens = request.num_tokens if leg.takes_over else prompt_only
         if self._is_by_role:
             request.num_by_prefill = prompt_only  # until its record says so
-        request.extend_hashes(request.num_tokens, self._engine.pool.block_size)
+        request.extend_hashes(request.num_pulled_tokens, self._engine.pool.block_size)
         return request
 
     async def take(

@@ -781,3 +781,27 @@ async def test_copies_during_the_prefill_are_no_part_of_the_handoff(bench: Bench
     assert times.transfer_s == 2.0
     assert times.handoff_copy_s == 1.25
     assert times.handoff_s == 3.25
+
+
+async def test_of_a_stream_that_goes_on_only_its_prompt_is_looked_for_here(bench: Bench) -> None:
+    bench.puller.gate.set()
+    taking = bench.take("whole", 12)
+    await turn()
+    bench.announce(0, 12, request_id="whole")
+    bench.record("whole", 12)
+    await asyncio.wait_for(taking, 1)
+    leg = DecodeLeg(
+        request_id="r",
+        prompt=Prompt(list(range(6))),
+        sampling=SamplingParams(max_tokens=8),
+        source=SOURCE,
+        output_token_ids=list(range(6, 12)),
+    )
+    request = bench.intake.expected(leg, SOURCE)
+    taking = asyncio.create_task(bench.intake.take(request, leg.prompt_id, SOURCE))
+    await turn()
+    bench.announce(0, 6)
+    bench.record(num_tokens=6, output=(6,))
+    await asyncio.wait_for(taking, 1)
+    assert bench.puller.pulled[-1][0] == (0, 6, 0, 4)
+    assert request.num_computed_tokens == 6
