@@ -48,7 +48,7 @@
     │   ├── TransferCancelled
     │   ├── PeerLost
     │   ├── AccessDenied             no introduction by a coordinator, or no open session
-    │   ├── CorruptTransfer          the checksums of what arrived do not match the ticket's
+    │   ├── CorruptTransfer          what arrived cannot be decoded, or has other checksums
     │   ├── TransportUnavailable     this process cannot use a transport; says what is missing
     │   └── LayoutMismatch           KV of one layout cannot be converted to the other
     └── ClusterError
@@ -375,7 +375,7 @@ class AccessDenied(TransferError):
 
 
 class CorruptTransfer(TransferError):
-    """The checksums of the bytes that arrived do not match the ticket's."""
+    """What arrived cannot be decoded, or does not match the checksums of its ticket."""
 
     code = "corrupt_transfer"
 
