@@ -58,8 +58,9 @@ def rows_of(trace: str, seed: int) -> list[TraceRow]:
 
 def most_tokens(calibration: Calibration) -> int:
     """Return the most tokens of a request that such a node can hold."""
-    limits = calibration.limits
-    return min(limits.max_model_len, calibration.shape.layout.tokens_in(limits.num_blocks))
+    limits, layout = calibration.limits, calibration.shape.layout
+    num_blocks = max(0, limits.num_blocks - layout.state_blocks)
+    return min(limits.max_model_len, layout.tokens_in(num_blocks))
 
 
 def calls_of(

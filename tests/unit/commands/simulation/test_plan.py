@@ -27,6 +27,7 @@ from pdserve.commands.simulation.plan.search import candidates, front
 from pdserve.commands.simulation.plan.table import tables
 from pdserve.commands.simulation.predict.answer import load_calibration, question_of, rig_of
 from pdserve.commands.simulation.predict.deployment import Deployment
+from pdserve.commands.simulation.predict.load import most_tokens
 from pdserve.measured.calibration import write_calibration
 from pdserve.settings.config import NodeConfig, PolicyConfig
 from pdserve.settings.flags import config_from
@@ -219,6 +220,16 @@ def test_a_load_beyond_the_calibration_is_refused(tmp_path: Path) -> None:
     assert goodput is not None
     assert goodput.where == "above the rates", "higher ones have larger batches"
     assert f"{goodput.rate:.3g} or more" in said(plan)
+
+
+def test_blocks_of_a_state_are_no_room_for_tokens() -> None:
+    """A request that has room nowhere would be waited for without end."""
+    made = load_calibration("core-53m")
+    layout = made.shape.layout
+    shape = msgspec.structs.replace(made.shape, state_bytes=100 * layout.block_bytes)
+    limits = msgspec.structs.replace(made.limits, num_blocks=104)
+    made = msgspec.structs.replace(made, shape=shape, limits=limits)
+    assert most_tokens(made) == layout.tokens_in(4)
 
 
 def said(plan: PlanReport) -> str:
