@@ -142,10 +142,17 @@ def _cause(hello: NodeHello, other: NodeHello) -> str:
 
 
 def _check_layout(hello: NodeHello, other: NodeHello) -> None:
-    if other.layout.model_shape != hello.layout.model_shape:
+    own, others = hello.layout, other.layout
+    if own.model_shape != others.model_shape:
         raise ConfigError(
-            f"{hello.node_id} has KV of ({hello.layout.describe()}), {other.node_id} of "
-            f"({other.layout.describe()}): {_advice(hello.layout, other.layout)}"
+            f"{hello.node_id} has KV of ({own.describe()}), {other.node_id} of "
+            f"({others.describe()}): {_advice(own, others)}"
+        )
+    if own.state_bytes and own.block_size != others.block_size:
+        raise ConfigError(
+            f"{hello.node_id} has blocks of {own.block_size} tokens, {other.node_id} of "
+            f"{others.block_size}, and states are passed on in whole blocks: give both the same "
+            "engine.block_size"
         )
 
 

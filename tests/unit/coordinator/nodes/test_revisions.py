@@ -77,6 +77,20 @@ def test_equal_revisions_have_equal_kv() -> None:
         revisions.check(node_hello("d9", revision="new-1", layout=halves))
 
 
+def test_nodes_that_pass_states_on_have_blocks_of_one_size() -> None:
+    """Else each handoff would fail, once its prompt was computed."""
+    registry = Registry()
+    states = replace(LAYOUT, state_bytes=1000)
+    join(registry, "d0", NodeRole.DECODE, layout=states)
+    join(registry, "d0 without", NodeRole.DECODE, revision="without", layout=LAYOUT)
+    shares = dict.fromkeys(("without", node_hello("any").revision), 1.0)
+    revisions = Revisions(registry, lambda revision, adapter: True, shares)
+    larger = 2 * LAYOUT.block_size
+    revisions.check(node_hello("d1", revision="without", layout=replace(LAYOUT, block_size=larger)))
+    with pytest.raises(ConfigError, match=rf"{larger} tokens.*engine\.block_size"):
+        revisions.check(node_hello("d1", layout=replace(states, block_size=larger)))
+
+
 def test_conversations_are_shared_out() -> None:
     revisions = side_by_side(old=3, new=1)
     chosen = Counter(revisions.choose(request(crc32(b"%d" % i))) for i in range(4000))
