@@ -133,6 +133,9 @@ def _cause(hello: NodeHello, other: NodeHello) -> str:
     own, others = hello.layout.dtype, other.layout.dtype
     if own != others:
         return f"KV is {own} and {others} (then give both the same --kv-dtype and --dtype)"
+    own_codes, codes = (each.layout.rounded_to or "nothing" for each in (hello, other))
+    if own_codes != codes:
+        return f"KV is rounded to {own_codes} and {codes} (then give both one engine.wire_dtype)"
     if bool(hello.arithmetic) != bool(other.arithmetic):
         return "one has weights by role (then give both the same engine.prefill_quantization)"
     return (

@@ -332,6 +332,10 @@ async def test_who_reports_what_cannot_be_true_is_cut_off(coordinator: Coordinat
             hello("d2", revision="x", layout=replace(LAYOUT, dtype=KvDtype.INT8)),
             "KV is int8 and float32 .*same --kv-dtype",
         ),
+        (
+            hello("d2", revision="x", layout=replace(LAYOUT, rounded_to=KvDtype.FP8)),
+            r"KV is rounded to fp8 and nothing .*one engine\.wire_dtype",
+        ),
         (hello("d2", layout=replace(LAYOUT, dtype=KvDtype.BFLOAT16)), "with the same --dtype"),
         (hello("d2", layout=replace(LAYOUT, head_dim=96)), "in head_dim: .* same checkpoint"),
         (
