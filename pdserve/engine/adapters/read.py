@@ -19,7 +19,7 @@ from pdserve.engine.adapters.dora import normalised
 from pdserve.engine.adapters.targets import Target, Targets, of_experts
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.finite import check_finite
-from pdserve.engine.weights.stored import listed
+from pdserve.engine.weights.stored.tensors import listed
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.shared.errors import AdapterRefused, ModelError
 

@@ -17,7 +17,7 @@ from pdserve.engine.plan.matrix import Matrices, Matrix, Part
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.finite import check_codes, check_finite, check_scales
 from pdserve.engine.weights.opening import open_tensors
-from pdserve.engine.weights.stored import CodedTensor, StoredTensor
+from pdserve.engine.weights.stored.tensors import CodedTensor, StoredTensor
 from pdserve.model_files.checkpoint import Checkpoint
 
 Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1

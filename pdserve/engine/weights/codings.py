@@ -37,7 +37,7 @@ def stored_codings(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, 
 
 def _opened_codings(checkpoint: Checkpoint, plan: ModelPlan) -> Mapping[str, Coding]:
     from pdserve.engine.weights.opening import open_tensors  # has torch
-    from pdserve.engine.weights.stored import CodedTensor
+    from pdserve.engine.weights.stored.tensors import CodedTensor
 
     expected, ignored = plan.expected(), plan.ignored()
     tensors = open_tensors(checkpoint, expected, ignored=ignored, within=plan.within())
@@ -72,7 +72,7 @@ def stored_as(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
 
 
 def _stack_of(name: str, types: Mapping[str, str]) -> str:
-    """What files have a tensor in, if it is in a stack of experts (`stored_stacks.py`)."""
+    """What files have a tensor in, if it is in a stack of experts (`stored/stacks.py`)."""
     if name in types or (match := _OF_EXPERT.fullmatch(name)) is None:
         return name
     stack = f"{match[1]}.{'down_proj' if match[2] == 'down' else 'gate_up_proj'}"

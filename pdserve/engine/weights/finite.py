@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from pdserve.engine.weights.stored import ScaledTensor, StoredTensor
+from pdserve.engine.weights.stored.tensors import ScaledTensor, StoredTensor
 from pdserve.model_files.coding import Codes
 from pdserve.shared.errors import ModelError
 

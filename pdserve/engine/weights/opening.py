@@ -13,7 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from pdserve.engine.plan.matrix import TensorRows
-from pdserve.engine.weights.stored import (
+from pdserve.engine.weights.stored.matrix import ranges
+from pdserve.engine.weights.stored.tensors import (
     CodedTensor,
     Part,
     Reader,
@@ -22,7 +23,6 @@ from pdserve.engine.weights.stored import (
     StoredTensor,
     listed,
 )
-from pdserve.engine.weights.stored_matrix import ranges
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.coding import Codes, Coding
 from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
@@ -141,7 +141,7 @@ def _part_of(
 
 
 def _reader(checkpoint: Checkpoint) -> Reader:
-    from pdserve.engine.weights.stored_gguf import gguf_tensors
-    from pdserve.engine.weights.stored_safetensors import safetensors
+    from pdserve.engine.weights.stored.gguf import gguf_tensors
+    from pdserve.engine.weights.stored.safetensors import safetensors
 
     return safetensors if checkpoint.gguf is None else gguf_tensors

@@ -17,7 +17,7 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.codings import native_plan, stored_as
 from pdserve.engine.weights.opening import open_tensors
 from pdserve.engine.weights.packing import packing
-from pdserve.engine.weights.stored import StoredTensor
+from pdserve.engine.weights.stored.tensors import StoredTensor
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.quantised_files import AWQ, FORMATS, Written, gptq_config, quantised

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from pdserve.engine.models.quantised.scheme import Scheme
-from pdserve.engine.weights.stored_matrix import StoredMatrix, Words
-from pdserve.engine.weights.stored_module import FLOATS, INT32, Module
+from pdserve.engine.weights.stored.matrix import StoredMatrix, Words
+from pdserve.engine.weights.stored.module import FLOATS, INT32, Module
 from pdserve.shared.errors import MisshapedTensor
 
 _ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)

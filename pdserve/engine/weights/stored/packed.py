@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pdserve.engine.models.quantised.scheme import Scheme
-from pdserve.engine.weights.stored_matrix import StoredMatrix, Words
-from pdserve.engine.weights.stored_module import FLOATS, INT32, Module
+from pdserve.engine.weights.stored.matrix import StoredMatrix, Words
+from pdserve.engine.weights.stored.module import FLOATS, INT32, Module
 from pdserve.shared.errors import MisshapedTensor
 
 

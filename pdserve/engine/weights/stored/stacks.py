@@ -20,8 +20,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pdserve.engine.weights.stored import StoredTensor
-from pdserve.engine.weights.stored_fp4 import MxMatrix
+from pdserve.engine.weights.stored.fp4 import MxMatrix
+from pdserve.engine.weights.stored.tensors import StoredTensor
 from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
 
 _PARTS: Final[Mapping[str, Mapping[str, slice]]] = {  # of an expert's rows

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.models.quantised.scheme import Scheme
-from pdserve.engine.weights.stored import Part, StoredTensor
-from pdserve.engine.weights.stored_matrix import StoredMatrix, Words, ranges
-from pdserve.engine.weights.stored_module import UINT8, Module
-from pdserve.engine.weights.stored_scaled import powers
+from pdserve.engine.weights.stored.matrix import StoredMatrix, Words, ranges
+from pdserve.engine.weights.stored.module import UINT8, Module
+from pdserve.engine.weights.stored.scaled import powers
+from pdserve.engine.weights.stored.tensors import Part, StoredTensor
 from pdserve.model_files.coding import Codes, Coding, ScaleType
 from pdserve.shared.errors import MisshapedTensor
 

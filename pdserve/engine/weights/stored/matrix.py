@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pdserve.engine.weights.stored import Part, StoredTensor
+from pdserve.engine.weights.stored.tensors import Part, StoredTensor
 from pdserve.model_files.coding import Codes, Coding, Rounded, ScaleType
 
 _WIDTHS: Final = {2: 4, 3: 4, 4: 4, 5: 5, 6: 6, 7: 8, 8: 8}  # bits |-> of packed codes

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.models.quantised.scheme import Scheme
-from pdserve.engine.weights.stored_matrix import StoredMatrix
-from pdserve.engine.weights.stored_module import FLOATS, Module
+from pdserve.engine.weights.stored.matrix import StoredMatrix
+from pdserve.engine.weights.stored.module import FLOATS, Module
 
 FLOAT8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 INT8: Final = frozenset({torch.int8})

@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pdserve.engine.models.quantised.config import quantisation_of
-from pdserve.engine.weights.stored import Found, Shapes, StoredTensor, listed
-from pdserve.engine.weights.stored_modules import quantised_matrices
-from pdserve.engine.weights.stored_stacks import unstack
+from pdserve.engine.weights.stored.modules import quantised_matrices
+from pdserve.engine.weights.stored.stacks import unstack
+from pdserve.engine.weights.stored.tensors import Found, Shapes, StoredTensor, listed
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.git_lfs import refuse_pointer
 from pdserve.model_files.stored_types import renaming

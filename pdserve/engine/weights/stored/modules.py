@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.models.quantised.scheme import Layout, Quantisation, Scheme
-from pdserve.engine.weights.stored import Shapes, StoredTensor
-from pdserve.engine.weights.stored_awq import awq_matrix
-from pdserve.engine.weights.stored_bitsandbytes import matrix_of_4_bits, matrix_of_8_bits
-from pdserve.engine.weights.stored_fp4 import fp4_matrix
-from pdserve.engine.weights.stored_gptq import gptq_matrix
-from pdserve.engine.weights.stored_module import DTYPES, Module
-from pdserve.engine.weights.stored_packed import packed_matrix
-from pdserve.engine.weights.stored_scaled import scaled_matrix
-from pdserve.engine.weights.stored_torchao import torchao_matrix
+from pdserve.engine.weights.stored.awq import awq_matrix
+from pdserve.engine.weights.stored.bitsandbytes import matrix_of_4_bits, matrix_of_8_bits
+from pdserve.engine.weights.stored.fp4 import fp4_matrix
+from pdserve.engine.weights.stored.gptq import gptq_matrix
+from pdserve.engine.weights.stored.module import DTYPES, Module
+from pdserve.engine.weights.stored.packed import packed_matrix
+from pdserve.engine.weights.stored.scaled import scaled_matrix
+from pdserve.engine.weights.stored.tensors import Shapes, StoredTensor
+from pdserve.engine.weights.stored.torchao import torchao_matrix
 
 # A row for each layout.
 _READERS: Final[Mapping[Layout, Callable[[Module, Scheme], StoredTensor]]] = {

@@ -9,10 +9,10 @@ import torch
 
 from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.models.quantised.scheme import Scheme
-from pdserve.engine.weights.stored import StoredTensor
-from pdserve.engine.weights.stored_matrix import Folded, StoredMatrix, Words
-from pdserve.engine.weights.stored_module import DTYPES, UINT8, Module
-from pdserve.engine.weights.stored_scaled import INT8
+from pdserve.engine.weights.stored.matrix import Folded, StoredMatrix, Words
+from pdserve.engine.weights.stored.module import DTYPES, UINT8, Module
+from pdserve.engine.weights.stored.scaled import INT8
+from pdserve.engine.weights.stored.tensors import StoredTensor
 from pdserve.shared.errors import MisshapedTensor
 
 _FLOAT32: Final = frozenset({torch.float32})

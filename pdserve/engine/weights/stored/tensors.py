@@ -1,7 +1,7 @@
 """The tensors of a checkpoint as its files have them: one description for all formats.
 
-A format is a file beside this one (`stored_*.py`). How a safetensors file has a quantised matrix is
-a row of `stored_modules.py`.
+A format is a file beside this one. How a safetensors file has a quantised matrix is a row of
+`modules.py`.
 """
 
 from __future__ import annotations

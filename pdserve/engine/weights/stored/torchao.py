@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from pdserve.engine.models.quantised.scheme import Scheme
-from pdserve.engine.weights.stored_matrix import StoredMatrix
-from pdserve.engine.weights.stored_module import FLOATS, Module
-from pdserve.engine.weights.stored_scaled import FLOAT8, INT8
+from pdserve.engine.weights.stored.matrix import StoredMatrix
+from pdserve.engine.weights.stored.module import FLOATS, Module
+from pdserve.engine.weights.stored.scaled import FLOAT8, INT8
 
 
 def torchao_matrix(module: Module, scheme: Scheme) -> StoredMatrix:

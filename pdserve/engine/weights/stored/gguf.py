@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.weights.gguf_parts import GgufPart, find_parts
-from pdserve.engine.weights.stored import Found, Part, Shapes
+from pdserve.engine.weights.stored.tensors import Found, Part, Shapes
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.model_files.coding import Codes, Coding
 from pdserve.model_files.gguf.config import architecture_of
