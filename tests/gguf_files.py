@@ -38,6 +38,8 @@ _ARCHITECTURES = {
     "glm4": "glm4",
     "cohere2": "cohere2",
     "gpt_oss": "gpt-oss",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
 }
@@ -46,6 +48,7 @@ _SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6
 _SCALES |= {"IQ4_NL": (0,), "IQ4_XS": (0,)}
 _STACK = re.compile(r"(.+)\.experts\.(gate_up|down)_proj(_bias)?")
 
+Tensors = dict[str, torch.Tensor]
 Values = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -66,6 +69,7 @@ def as_gguf(
     type_of: Callable[[str], str],
     *,
     extra: Callable[[Any], None] = lambda writer: None,
+    splits_heads: bool = True,
 ) -> Path:
     """Write a checkpoint as `file`, and what it then holds as a checkpoint: its folder.
 
@@ -74,14 +78,22 @@ def as_gguf(
         file: to write.
         type_of: the type of a matrix by its name in GGUF.
         extra: writes further keys and tensors.
+        splits_heads: of latent attention, as files have them since May 2025.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = _ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(file, architecture)
     _write_config(writer, config)
+    if architecture == "deepseek2":
+        _write_latent(writer, config, splits_heads)
+    else:
+        _write_sizes_of_heads(writer, config)
     _write_tokenizer(writer, checkpoint, config)
-    held: dict[str, torch.Tensor] = {}
-    for name, (values, parts) in _tensors(architecture, checkpoint).items():
+    held: Tensors = {}
+    stored = _each_expert(load_file(checkpoint / "model.safetensors"))
+    if architecture == "deepseek2" and splits_heads:
+        stored = _split_heads(stored, config)
+    for name, (values, parts) in _tensors(architecture, stored).items():
         heads = _permuted_heads(config, architecture, name)
         is_matrix = values.ndim > 1 and "ffn_gate_inp" not in name and name[-4:] != "bias"
         kind = type_of(name) if is_matrix else "F32"
@@ -102,13 +114,38 @@ def as_gguf(
     for each in checkpoint.iterdir():
         if each.suffix != ".safetensors":
             (folder / each.name).write_bytes(each.read_bytes())
-    save_file(held, folder / "model.safetensors")
+    save_file(_joined_heads(held), folder / "model.safetensors")
     return folder
 
 
-def _tensors(architecture: str, checkpoint: Path) -> dict[str, tuple[Values, list[str]]]:
+def _split_heads(stored: Tensors, config: dict[str, Any]) -> Tensors:
+    """Of latent attention: all heads' keys, [heads, rank, size], and values."""
+    made: Tensors = {}
+    for name, values in stored.items():
+        if not name.endswith("kv_b_proj.weight"):
+            made[name] = values
+            continue
+        of_heads = values.unflatten(0, (config["num_attention_heads"], -1))
+        size = config["qk_nope_head_dim"]
+        made[name.replace("kv_b", "k_b")] = of_heads[:, :size].mT.contiguous()
+        made[name.replace("kv_b", "v_b")] = of_heads[:, size:].contiguous()
+    return made
+
+
+def _joined_heads(stored: Tensors) -> Tensors:
+    """Undo that."""
+    made = {}
+    for name, values in stored.items():
+        if name.endswith("k_b_proj.weight"):
+            both = [values.mT, stored[name.replace("k_b", "v_b")]]
+            made[name.replace("k_b", "kv_b")] = torch.cat(both, dim=1).flatten(0, 1)
+        elif not name.endswith(".v_b_proj.weight"):
+            made[name] = values
+    return made
+
+
+def _tensors(architecture: str, stored: Tensors) -> dict[str, tuple[Values, list[str]]]:
     """Name in GGUF |-> values, and the names of its parts, which are experts if several."""
-    stored = _each_expert(load_file(checkpoint / "model.safetensors"))
     parts: dict[str, list[tuple[int, str]]] = {}
     for name in stored:
         place = place_of(name, architecture)
@@ -121,9 +158,9 @@ def _tensors(architecture: str, checkpoint: Path) -> dict[str, tuple[Values, lis
     return made
 
 
-def _each_expert(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _each_expert(stored: Tensors) -> Tensors:
     """Of gpt-oss, whose experts are stacks: [experts, inputs, outputs], gates and ups in turns."""
-    made: dict[str, torch.Tensor] = {}
+    made: Tensors = {}
     for name, values in stored.items():
         if (match := _STACK.fullmatch(name)) is None:
             made[name] = values
@@ -173,16 +210,11 @@ def _encoded(kind: str, values: Values) -> tuple[np.ndarray[Any, Any], Values]:
 
 
 def _write_config(writer: Any, config: dict[str, Any]) -> None:
-    num_heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(num_heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    writer.add_head_count(config["num_attention_heads"])
     if config["model_type"] == "cohere2":
         writer.add_layer_norm_eps(config["layer_norm_eps"])
     else:
@@ -205,12 +237,50 @@ def _write_config(writer: Any, config: dict[str, Any]) -> None:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if (factor := rope.get("attention_factor")) is not None:
             writer.add_rope_scaling_yarn_attn_factor(factor)
-    _write_own(writer, config, rope, head_dim)
+        if (all_dim := rope.get("mscale_all_dim")) is not None:
+            writer.add_rope_scaling_yarn_log_mul(0.1 * all_dim)
     if experts := config.get("num_local_experts") or config.get("num_experts"):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
         if width := config.get("moe_intermediate_size"):
             writer.add_expert_feed_forward_length(width)
+
+
+def _write_sizes_of_heads(writer: Any, config: dict[str, Any]) -> None:
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    rope = config.get("rope_parameters") or {}
+    _write_own(writer, config, rope.get("full_attention", rope), head_dim)
+
+
+def _write_latent(writer: Any, config: dict[str, Any], splits_heads: bool) -> None:
+    """Keys of DeepSeek's files, as llama.cpp's converter writes them; without a split, wrote."""
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    query, value = config["qk_nope_head_dim"] + rope, config["v_head_dim"]
+    writer.add_head_count_kv(1 if splits_heads else config["num_attention_heads"])
+    writer.add_key_length(rank + rope if splits_heads else query)
+    writer.add_value_length(rank if splits_heads else value)
+    if splits_heads:
+        writer.add_key_length_mla(query)
+        writer.add_value_length_mla(value)
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_rope_dimension_count(rope)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_group_count(config["n_group"])
+    writer.add_expert_group_used_count(config["topk_group"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if config["model_type"] == "deepseek_v3":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_norm(config.get("norm_topk_prob", True))
 
 
 def _write_own(writer: Any, config: dict[str, Any], rope: dict[str, Any], head_dim: int) -> None:

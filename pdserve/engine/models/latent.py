@@ -26,6 +26,8 @@ class LatentShape:
     value_dim: int
     query_rank: int | None  # queries are made of a latent vector of theirs; None: they are not
     norm_eps: float = 1e-6  # of latent vectors, whatever config.json says of other norms
+    # Keys and values of heads are two tensors, and keys are [rank, nope_dim] as they are used.
+    splits_heads: bool = False
 
     @property
     def query_dim(self) -> int:
@@ -62,4 +64,5 @@ def deepseek_latent(fields: JsonFields) -> LatentShape:
         fields.integer("qk_nope_head_dim"),
         fields.integer("v_head_dim"),
         fields.integer("q_lora_rank") if "q_lora_rank" in fields else None,
+        splits_heads=fields.boolean("stored_split_heads", False),
     )

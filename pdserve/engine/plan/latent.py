@@ -63,14 +63,12 @@ class LatentMixer:
         }
 
     def heads(self) -> tuple[Matrices, ...]:
-        """The key and the value of each head, two parts of one tensor that has those of all."""
+        """The key and the value of each head, parts of tensors that have those of all."""
         nope, value = range(self._shape.nope_dim), range(self._shape.value_dim)
         rank, tensor = range(self._shape.rank), f"{self._layer}self_attn.kv_b_proj"
         heads = []
         for head in self._heads:
-            first = head * (len(nope) + len(value))
-            of_key = TensorRows(tensor, first, is_transposed=True)
-            of_value = TensorRows(tensor, first + len(nope))
+            of_key, of_value = self._places(head)
             key = Part(f"{tensor}.{head}.key", rank, of_key)
             made = Part(f"{tensor}.{head}.value", value, of_value)
             heads.append(
@@ -80,6 +78,16 @@ class LatentMixer:
                 }
             )
         return tuple(heads)
+
+    def _places(self, head: int) -> tuple[TensorRows, TensorRows]:
+        """Where files have a head's key and value."""
+        shape, attention = self._shape, f"{self._layer}self_attn."
+        if shape.splits_heads:
+            key = TensorRows(f"{attention}k_b_proj", head * shape.rank)
+            return key, TensorRows(f"{attention}v_b_proj", head * shape.value_dim)
+        tensor, first = f"{attention}kv_b_proj", head * (shape.nope_dim + shape.value_dim)
+        key = TensorRows(tensor, first, is_transposed=True)
+        return key, TensorRows(tensor, first + shape.nope_dim)
 
     def _queries(self, tensor: str) -> Part:
         size = self._shape.query_dim

@@ -15,7 +15,7 @@ from pdserve.model_files.gguf.config import architecture_of
 from pdserve.model_files.gguf.container import GgufTensor
 from pdserve.model_files.gguf.fields import GgufFields
 from pdserve.model_files.gguf.model import GgufModel
-from pdserve.model_files.gguf.names import ONE_ROW, Place, place_of
+from pdserve.model_files.gguf.names import OF_HEADS, ONE_ROW, Place, place_of
 
 T = TypeVar("T", bound=np.generic)
 
@@ -111,8 +111,7 @@ def _find(model: GgufModel, place: Place) -> GgufPart | None:
         tensor = tensors.get(place.name if place.expert is None else place.own_name)
         if tensor is None:
             return None
-        is_one_row = place.part == ONE_ROW and len(tensor.shape) == 1
-        return GgufPart(tensor, (1, *tensor.shape) if is_one_row else tensor.shape)
+        return GgufPart(tensor, _own_shape(tensor, place))
     tensor, first, count = tensors.get(place.name), 0, 1
     for half, kind in enumerate(("gate", "up")):
         fused = place.name.replace(f"ffn_{kind}_exps", "ffn_gate_up_exps")
@@ -128,6 +127,16 @@ def _find(model: GgufModel, place: Place) -> GgufPart | None:
     _, rows, columns = tensor.shape
     own = rows // count
     return GgufPart(tensor, (own, columns), place.expert * rows + first * own)
+
+
+def _own_shape(tensor: GgufTensor, place: Place) -> tuple[int, ...]:
+    """That of the model's tensor, which is a matrix or a vector."""
+    shape = tensor.shape
+    if place.part == ONE_ROW and len(shape) == 1:
+        return 1, *shape
+    if place.part in OF_HEADS and len(shape) == 3:
+        return shape[0] * shape[1], shape[2]
+    return shape
 
 
 def _permuted_heads(model: GgufModel, place: Place) -> int:

@@ -22,6 +22,9 @@ class Architecture:
     own: Callable[[GgufFields], dict[str, Any]] = _nothing  # fields of config.json
     permutes_heads: bool = False  # rows of q and k: [2, half] is stored as [half, 2]
     truncates_yarn: bool = True  # the bounds of its ramp are whole dimensions
+    is_latent: bool = False  # `own` says what sizes heads have
+    # What it is instead, if scores of experts have biases.
+    with_score_bias: Architecture | None = None
 
 
 def _llama(fields: GgufFields) -> str:
@@ -128,12 +131,71 @@ def _qwen2_moe(fields: GgufFields) -> dict[str, Any]:
     }
 
 
+def _deepseek2(fields: GgufFields) -> dict[str, Any]:
+    config = _deepseek(fields)
+    method = "group_limited_greedy" if config["n_group"] > 1 else "greedy"
+    return config | {"topk_method": method}
+
+
+def _deepseek3(fields: GgufFields) -> dict[str, Any]:
+    """Files that transformers 5 is the source of do not name the scores."""
+    if fields.integer("expert_gating_func", _SIGMOID) != _SIGMOID:
+        raise fields.error("expert_gating_func", f"{_SIGMOID} (sigmoid), as scores have biases")
+    return _deepseek(fields)
+
+
+def _deepseek(fields: GgufFields) -> dict[str, Any]:
+    """Of both. A file without groups of experts has one."""
+    heads, rope = fields.integer("attention.head_count"), fields.integer("rope.dimension_count")
+    is_split = "attention.key_length_mla" in fields  # else it has been written before May 2025
+    key, value = (f"attention.{which}_length{'_mla' * is_split}" for which in ("key", "value"))
+    if (query := fields.integer(key)) <= rope:
+        raise fields.error(key, f"more than the {rope} dimensions that are rotated")
+    groups = fields.integer("expert_group_count", 1, minimum=0) or 1
+    return {
+        "num_key_value_heads": heads,  # not that of what is kept: one
+        "q_lora_rank": _or_none(fields, "attention.q_lora_rank"),
+        "kv_lora_rank": fields.integer("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": query - rope,
+        "v_head_dim": fields.integer(value),
+        "stored_split_heads": is_split,
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "moe_intermediate_size": fields.integer("expert_feed_forward_length"),
+        "n_routed_experts": fields.integer("expert_count"),
+        "num_experts_per_tok": fields.integer("expert_used_count"),
+        "n_shared_experts": fields.integer("expert_shared_count", 0, minimum=0),
+        "first_k_dense_replace": fields.integer("leading_dense_block_count", 0, minimum=0),
+        "n_group": groups,
+        "topk_group": fields.integer("expert_group_used_count", minimum=1) if groups > 1 else 1,
+        "norm_topk_prob": fields.boolean("expert_weights_norm", False),
+        "routed_scaling_factor": (
+            fields.number("expert_weights_scale") if fields.raw("expert_weights_scale") else 1.0
+        ),
+    }
+
+
+def _or_none(fields: GgufFields, key: str) -> int | None:
+    return fields.integer(key) if key in fields else None
+
+
 # Of models of the same converter that have Mamba layers and experts; dense ones have the keys, too.
 _OF_GRANITE_4: Final = frozenset(
     {
         "expert_shared_feed_forward_length",
         *(f"ssm.{part}" for part in ("conv_kernel", "state_size", "group_count", "inner_size")),
         "ssm.time_step_rank",
+    }
+)
+_SIGMOID: Final = 2  # of expert_gating_func
+_OF_DEEPSEEK: Final = frozenset(
+    {
+        *(f"attention.{name}" for name in ("q_lora_rank", "kv_lora_rank")),
+        *(f"attention.{name}" for name in ("key_length_mla", "value_length_mla")),
+        *(f"expert_{name}" for name in ("shared_count", "weights_norm", "weights_scale")),
+        *(f"expert_{name}" for name in ("group_count", "group_used_count")),
+        "leading_dense_block_count",
+        "rope.scaling.yarn_log_multiplier",
     }
 )
 _OF_GEMMA: Final = frozenset({"final_logit_softcapping", "attention.sliding_window_pattern"})
@@ -165,6 +227,18 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
         frozenset({"attention.sliding_window_pattern"}),
         _gpt_oss,
         truncates_yarn=False,
+    ),
+    "deepseek2": Architecture(
+        lambda _: "DeepseekV2ForCausalLM",
+        _OF_DEEPSEEK,
+        _deepseek2,
+        is_latent=True,
+        with_score_bias=Architecture(
+            lambda _: "DeepseekV3ForCausalLM",
+            _OF_DEEPSEEK | {"expert_gating_func"},
+            _deepseek3,
+            is_latent=True,
+        ),
     ),
     # Which layers do not rotate is not in the file.
     "smollm3": Architecture(lambda _: "SmolLM3ForCausalLM", permutes_heads=True),

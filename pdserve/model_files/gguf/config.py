@@ -13,7 +13,7 @@ from typing import Any, Final
 from pdserve.model_files.gguf.architectures import ARCHITECTURES, Architecture
 from pdserve.model_files.gguf.fields import GgufFields
 from pdserve.model_files.gguf.model import GgufModel
-from pdserve.model_files.gguf.names import EMBEDDING, HEAD, ROPE_DIVISORS, ROPE_FACTORS
+from pdserve.model_files.gguf.names import EMBEDDING, HEAD, ROPE_DIVISORS, ROPE_FACTORS, SCORE_BIAS
 from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError, UnknownArchitecture
 
 _READ: Final = frozenset(
@@ -111,8 +111,10 @@ def config_of(model: GgufModel, end_ids: Collection[int]) -> dict[str, Any]:
     name = served_architecture(model)
     fields = GgufFields(model.values, model.path, f"{name}.")
     architecture = ARCHITECTURES[name]
+    if any(SCORE_BIAS in tensor for tensor in model.tensors):
+        architecture = architecture.with_score_bias or architecture
     _refuse_foreign(fields, architecture)
-    config = _sizes(fields, model)
+    config = _sizes(fields, model, architecture)
     config |= _rope(fields, model, config["head_dim"])
     config |= architecture.own(fields)
     return config | {
@@ -133,21 +135,18 @@ def _refuse_foreign(fields: GgufFields, architecture: Architecture) -> None:
         raise fields.error(key, "absent: it asks for arithmetic that is not served")
 
 
-def _sizes(fields: GgufFields, model: GgufModel) -> dict[str, Any]:
-    hidden, num_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
-    head_dim = fields.integer("attention.key_length", hidden // num_heads)
-    if fields.integer("attention.value_length", head_dim) != head_dim:
-        raise fields.error("attention.value_length", f"{head_dim}, the size of a head")
+def _sizes(fields: GgufFields, model: GgufModel, architecture: Architecture) -> dict[str, Any]:
+    num_heads = fields.integer("attention.head_count")
     if EMBEDDING not in model.tensors:
         raise MissingTensor(f"{model.path} lacks {EMBEDDING}")
     config: dict[str, Any] = {
         "vocab_size": model.tensors[EMBEDDING].shape[0],
-        "hidden_size": hidden,
+        "hidden_size": fields.integer("embedding_length"),
         "intermediate_size": fields.integer("feed_forward_length"),
         "num_hidden_layers": fields.integer("block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": fields.integer("attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
+        "head_dim": _head_dim(fields, architecture),
         "max_position_embeddings": fields.integer("context_length"),
         "sliding_window": fields.integer("attention.sliding_window", 0, minimum=0) or None,
         "attention_bias": _has_bias(model, "attn_q"),
@@ -155,11 +154,22 @@ def _sizes(fields: GgufFields, model: GgufModel) -> dict[str, Any]:
     }
     if "attention.layer_norm_epsilon" not in fields:
         config["rms_norm_eps"] = fields.number("attention.layer_norm_rms_epsilon")
-    if fields.integer("expert_count", 0, minimum=0):
+    if not architecture.is_latent and fields.integer("expert_count", 0, minimum=0):
         config |= _experts(fields, config["intermediate_size"])
     if architecture_of(model) in ("qwen2", "qwen2moe"):
         del config["attention_bias"]  # of the family: config.json does not say it
     return config
+
+
+def _head_dim(fields: GgufFields, architecture: Architecture) -> int:
+    """With latent attention what is rotated of it, as config.json of DeepSeek V3 has it."""
+    if architecture.is_latent:
+        return fields.integer("rope.dimension_count")
+    hidden, num_heads = fields.integer("embedding_length"), fields.integer("attention.head_count")
+    head_dim = fields.integer("attention.key_length", hidden // num_heads)
+    if fields.integer("attention.value_length", head_dim) != head_dim:
+        raise fields.error("attention.value_length", f"{head_dim}, the size of a head")
+    return head_dim
 
 
 def _experts(fields: GgufFields, width: int) -> dict[str, Any]:
@@ -202,6 +212,9 @@ def _rope(fields: GgufFields, model: GgufModel, head_dim: int) -> dict[str, Any]
         for key, ours in _YARN.items():
             if key in scaling:
                 parameters[ours] = scaling.number(key)
+        if scaling.raw("yarn_log_multiplier"):  # is a tenth of it, as are both of these models
+            all_dim = 10 * scaling.number("yarn_log_multiplier")
+            parameters |= {"mscale": all_dim, "mscale_all_dim": all_dim}
         if not ARCHITECTURES[architecture_of(model)].truncates_yarn:
             parameters["truncate"] = False
     if num_dims != head_dim:

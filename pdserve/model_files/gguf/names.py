@@ -18,6 +18,7 @@ ROPE_FACTORS: Final = {
 ONE_ROW: Final = "ffn_gate_inp_shexp"  # a matrix that files may have as a vector
 EMBEDDING: Final = "token_embd.weight"
 HEAD: Final = "output.weight"
+SCORE_BIAS: Final = "exp_probs_b.bias"  # in layers: of experts
 
 _ENDS: Final = {
     "model.embed_tokens": "token_embd",
@@ -45,7 +46,21 @@ _OF_LAYERS: Final = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     "block_sparse_moe.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
+# Vectors that have no module of their own.
+_ALONE: Final = {"sinks": "attn_sinks.weight", "e_score_correction_bias": SCORE_BIAS}
+OF_HEADS: Final = frozenset({"attn_k_b", "attn_v_b"})  # [heads, rows, columns]
 # Where an architecture calls something else by a name of the others.
 _SANDWICHED: Final = {
     "post_attention_layernorm": "post_attention_norm",
@@ -99,8 +114,8 @@ def place_of(name: str, architecture: str = "llama") -> Place:
     if not stem.startswith("model.layers."):
         return Place(f"{_ENDS[stem]}.{kind}")
     number, _, part = stem.removeprefix("model.layers.").partition(".")
-    if kind == "sinks":  # has no module of its own
-        return Place(f"blk.{number}.attn_sinks.weight")
+    if kind in _ALONE:
+        return Place(f"blk.{number}.{_ALONE[kind]}")
     if (expert := _EXPERT.fullmatch(part)) is not None:
         return Place(f"blk.{number}.{_OF_EXPERTS[expert[2]]}_exps.{kind}", int(expert[1]))
     parts = _OF_LAYERS | _OF_ARCHITECTURES.get(architecture, {})

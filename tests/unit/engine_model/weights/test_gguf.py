@@ -13,6 +13,7 @@ import torch
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.opening import open_tensors
+from pdserve.engine.weights.stored import StoredTensor
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.gguf.container import read_gguf
@@ -20,7 +21,20 @@ from pdserve.shared.errors import MissingTensor, ModelError
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import as_gguf, gguf
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
+from tests.unit.engine_model.reference import assert_node_matches
 
+LATENT = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "q_lora_rank": 256,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 256,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "moe_intermediate_size": 256,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+}
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
 TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "F16", "BF16", "F32"]
 TYPES += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
@@ -51,6 +65,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "granite": ("granite", {**WIDE, "attention_bias": True}),
     "olmo2": ("olmo2", WIDE),
+    "deepseek_v3": ("deepseek_v3", LATENT),
+    "deepseek_v2, heads not split": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "gpt_oss": ("gpt_oss", {**WIDE, "num_hidden_layers": 2}),
     "olmo3": (
         "olmo3",
@@ -101,7 +117,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     family, fields = CASES[request.param]
     folder = tmp_path_factory.mktemp(family)
     made = make_checkpoint(folder / "made", family, **fields)
-    return folder / "m.gguf", as_gguf(made, folder / "m.gguf", mixed)
+    splits_heads = "not split" not in request.param
+    written = as_gguf(made, folder / "m.gguf", mixed, splits_heads=splits_heads)
+    return folder / "m.gguf", written
 
 
 def test_a_gguf_file_computes_what_its_weights_are(pair: tuple[Path, Path]) -> None:
@@ -122,16 +140,18 @@ def test_a_gguf_file_computes_what_its_weights_are(pair: tuple[Path, Path]) -> N
     assert errors[0] < 2 * errors[1] < 0.3 * exact.std()
 
 
+def _opened(path: Path) -> dict[str, StoredTensor]:
+    """All of its tensors, wherever this checkpoint has them."""
+    checkpoint = resolve_checkpoint(str(path))
+    plan = ModelPlan.of(load_model_config(checkpoint))
+    return open_tensors(checkpoint, plan.expected(), ignored=plan.ignored(), within=plan.within())
+
+
 def test_ranks_read_their_parts_alone(pair: tuple[Path, Path]) -> None:
     file, folder = pair
     config = load_model_config(resolve_checkpoint(str(file)))
-    plan = ModelPlan.of(config)
-    expected, within = plan.expected(), plan.within()
-    ignored = plan.ignored()
-    of_file, of_folder = (
-        open_tensors(resolve_checkpoint(str(path)), expected, ignored=ignored, within=within)
-        for path in (file, folder)
-    )
+    expected = ModelPlan.of(config).expected()
+    of_file, of_folder = (_opened(path) for path in (file, folder))
     random = np.random.default_rng(0)
     for name, shape in expected.items():
         cuts = [sorted(random.integers(0, size, 2)) for size in shape]
@@ -140,6 +160,52 @@ def test_ranks_read_their_parts_alone(pair: tuple[Path, Path]) -> None:
             offset = 1 if config.has_wide_norms and "norm" in name else 0  # of Gemma's file
             held = of_folder[name][some].float() + offset
             assert torch.equal(of_file[name][some], held), (name, some)
+
+
+@pytest.mark.parametrize(("case", "splits_heads"), [("v2", False), ("v2 lite", True), ("v3", True)])
+def test_latent_attention_matches_transformers(
+    case: str, splits_heads: bool, tmp_path: Path
+) -> None:
+    """Files of DeepSeek, new and old; they say mscale_all_dim, of which mscale is no other."""
+    ungrouped = {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1}
+    fields = ungrouped if case == "v2 lite" else {}
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.7,
+    }
+    made = make_checkpoint(
+        tmp_path / "made", f"deepseek_{case[:2]}", rope_parameters=yarn, **fields
+    )
+    file = tmp_path / "m.gguf"
+    as_gguf(made, file, lambda name: "F32", splits_heads=splits_heads)
+    assert_node_matches(made, Node.load(file))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("expert_gating_func", 4, "must be 2 .sigmoid."),
+        ("attention.key_length_mla", 12, "more than the 12 dimensions that are rotated"),
+        ("attention.temperature_scale", 0.1, "absent: it asks for arithmetic"),  # Mistral Large 3
+    ],
+)
+def test_what_deepseek_does_not_compute_is_refused(
+    key: str, value: float, said: str, tmp_path: Path
+) -> None:
+    made = make_checkpoint(tmp_path / "made", "deepseek_v3", num_hidden_layers=2)
+
+    def change(writer: Any) -> None:
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        writer.kv_data[0].pop(f"deepseek2.{key}", None)
+        add(f"deepseek2.{key}", value)
+
+    as_gguf(made, tmp_path / "m.gguf", lambda name: "F32", extra=change)
+    with pytest.raises(ModelError, match=rf"{key} is {value}; .*{said}"):
+        load_model_config(resolve_checkpoint(str(tmp_path / "m.gguf")))
 
 
 def test_rope_divisors_and_what_is_said_of_them(tmp_path: Path) -> None:
