@@ -71,28 +71,38 @@ def make_eagle3(path: Path, *, layer: dict[str, Any] | None = None, **overrides:
     return path
 
 
-def add_mtp(path: Path, *, has_embedding: bool = True) -> Path:
-    """Add to a checkpoint of DeepSeek V3 the layer that predicts a token further.
+def add_mtp(path: Path, *, num_layers: int = 1, has_embedding: bool = True) -> Path:
+    """Add to a checkpoint of DeepSeek V3 layers that predict a token further each.
 
     transformers writes and reads none. Names and shapes are those of DeepSeek's files.
     """
-    edit_config(path, num_nextn_predict_layers=1)
-    config = DeepseekV3Config.from_pretrained(path)
-    prefix, hidden = f"model.layers.{config.num_hidden_layers}", config.hidden_size
-    generator = torch.Generator().manual_seed(5)
+    edit_config(path, num_nextn_predict_layers=num_layers)
+    file = path / "model.safetensors"
+    tensors, config = load_file(file), DeepseekV3Config.from_pretrained(path)
+    for number in range(config.num_hidden_layers, config.num_hidden_layers + num_layers):
+        own = _mtp_layer(config, number, has_embedding)
+        tensors |= {f"model.layers.{number}.{name}": tensor for name, tensor in own.items()}
+    save_file(tensors, file, {"format": "pt"})
+    return path
+
+
+def _mtp_layer(
+    config: DeepseekV3Config, number: int, has_embedding: bool
+) -> dict[str, torch.Tensor]:
+    generator, hidden = torch.Generator().manual_seed(number + 3), config.hidden_size
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator) * 0.2
 
-    layer = DeepseekV3DecoderLayer(config, config.num_hidden_layers)
+    layer = DeepseekV3DecoderLayer(config, number)
     own = {name: randn(*tensor.shape) for name, tensor in layer.state_dict().items()}
     experts = [name for name in own if ".experts." in name]
     for name in experts:  # stacked in memory, and each by itself in files
         stack = own.pop(name)
         kinds = ("gate", "up") if "gate_up" in name else ("down",)
-        for number, expert in enumerate(stack):
+        for place, expert in enumerate(stack):
             for kind, part in zip(kinds, expert.chunk(len(kinds)), strict=True):
-                own[f"mlp.experts.{number}.{kind}_proj.weight"] = part.contiguous()
+                own[f"mlp.experts.{place}.{kind}_proj.weight"] = part.contiguous()
     own |= {
         "enorm.weight": randn(hidden) + 1,
         "hnorm.weight": randn(hidden) + 1,
@@ -102,7 +112,4 @@ def add_mtp(path: Path, *, has_embedding: bool = True) -> Path:
     }
     if has_embedding:
         own["embed_tokens.weight"] = randn(config.vocab_size, hidden)
-    file = path / "model.safetensors"
-    further = {f"{prefix}.{name}": tensor for name, tensor in own.items()}
-    save_file(load_file(file) | further, file, {"format": "pt"})
-    return path
+    return own

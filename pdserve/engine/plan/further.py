@@ -1,8 +1,8 @@
-"""A layer behind the model's own that predicts a token further (MTP), as checkpoints have it.
+"""Layers behind the model's own that predict a token further each (MTP), as checkpoints have them.
 
-model.layers.N.   with N layers in the model, beside what a layer of the model has:
+model.layers.N.   and so on, with N layers in the model, beside what a layer of the model has:
   embed_tokens    the embedding again; else it is the model's
-  enorm, hnorm    norms of the next token's embedding, and of the model's last state
+  enorm, hnorm    norms of a token's embedding, and of the last state of what is before the layer
   eh_proj         [hidden, 2 * hidden], of both side by side
   shared_head.    norm and head: the model's final norm and lm_head again
 """
@@ -24,12 +24,13 @@ from pdserve.model_files.coding import Coding
 
 @dataclass(frozen=True, slots=True)
 class FurtherLayer(ModelPlan):
-    """The first such layer, as a model of one layer, which has another entrance."""
+    """One such layer, as a model of one layer, which has another entrance."""
 
     @classmethod
     def behind(
         cls,
         config: ModelConfig,
+        index: int,
         stored: Collection[str],
         form: WeightForm,
         codings: Mapping[str, Coding],
@@ -38,11 +39,12 @@ class FurtherLayer(ModelPlan):
 
         Args:
             config: of the model that it belongs to.
+            index: of the layer, among those behind the model's own.
             stored: names of all tensors in the checkpoint.
             form: of matrices.
             codings: of tensors that are kept as they are stored.
         """
-        number, hidden = config.num_layers, config.hidden_size
+        number, hidden = config.num_layers + index, config.hidden_size
         prefix, tokens = f"model.layers.{number}.", range(config.vocab_size)
         embedding = f"{prefix}embed_tokens"
         head = Matrix(
@@ -56,7 +58,7 @@ class FurtherLayer(ModelPlan):
             WHOLE,
             form,
             Part(embedding if f"{embedding}.weight" in stored else EMBEDDING, tokens),
-            (layer_plan(_with_further(config), number, WHOLE, form).coded(codings),),
+            (layer_plan(_with_further(config, number), number, WHOLE, form).coded(codings),),
             Norm(f"{prefix}shared_head.norm.weight", hidden, is_wide=config.has_wide_norms),
             head.coded(codings),
         )
@@ -90,16 +92,16 @@ class FurtherLayer(ModelPlan):
         return "model.", "lm_head."
 
 
-def _with_further(config: ModelConfig) -> ModelConfig:
-    """The model with that layer, which is as its last one."""
-    number, experts = config.num_layers, config.experts
+def _with_further(config: ModelConfig, number: int) -> ModelConfig:
+    """The model with all layers to that one, which are as its last one."""
+    experts, further = config.experts, number + 1 - config.num_layers
     if experts is not None:
         experts = replace(experts, layers=experts.layers | {number})
     return replace(
         config,
         num_layers=number + 1,
-        sliding_windows=(*config.sliding_windows, config.sliding_windows[-1]),
-        ropes=(*config.ropes, config.ropes[-1]),
+        sliding_windows=(*config.sliding_windows, *config.sliding_windows[-1:] * further),
+        ropes=(*config.ropes, *config.ropes[-1:] * further),
         experts=experts,
     )
 

@@ -45,13 +45,22 @@ def _opened_codings(checkpoint: Checkpoint, plan: ModelPlan) -> Mapping[str, Cod
     return {name: tensor.coding for name, tensor in coded.items() if tensor.coding is not None}
 
 
-def further_layer(checkpoint: Checkpoint, config: ModelConfig, form: WeightForm) -> FurtherLayer:
-    """Plan the first layer behind the model's own, likewise."""
+def further_layers(
+    checkpoint: Checkpoint, config: ModelConfig, form: WeightForm
+) -> tuple[FurtherLayer, ...]:
+    """Plan the layers behind the model's own, as many as files have, likewise."""
     stored = type_names(checkpoint)
-    plan = FurtherLayer.behind(config, stored, form, {})
-    if form.is_quantised or quantisation_of(checkpoint) is None:
-        return plan
-    return FurtherLayer.behind(config, stored, form, _opened_codings(checkpoint, plan))
+    codes = not form.is_quantised and quantisation_of(checkpoint) is not None
+    layers: list[FurtherLayer] = []
+    for index in range(config.num_further_layers):
+        plan = FurtherLayer.behind(config, index, stored, form, {})
+        if any(name not in stored for name in plan.entrance()):
+            break
+        if codes:
+            codings = _opened_codings(checkpoint, plan)
+            plan = FurtherLayer.behind(config, index, stored, form, codings)
+        layers.append(plan)
+    return tuple(layers)
 
 
 def stored_as(checkpoint: Checkpoint, config: ModelConfig) -> Mapping[str, str]:

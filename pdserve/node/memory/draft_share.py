@@ -1,4 +1,4 @@
-"""What of `kv_memory` drafts have: the KV of a draft model, of a head, or of the MTP layer."""
+"""What of `kv_memory` drafts have: the KV of a draft model, of a head, or of MTP layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import ConfigError
 
-MTP: Final = "mtp"  # the name of the checkpoint's own layer
+MTP: Final = "mtp"  # the name of the checkpoint's own layers
 KV_SHARE: Final = 8  # one of so many bytes, at most
 
 
@@ -22,10 +22,12 @@ class DraftKv(NamedTuple):
     num_tokens: int
 
 
-def share_of_drafts(kv_bytes: int, named: str, num_layers: int) -> int:
-    """Return how many bytes drafts may have; the MTP layer has no more than one of the model's."""
-    most = kv_bytes // KV_SHARE
-    return min(most, kv_bytes // (1 + num_layers)) if named == MTP else most
+def share_of_drafts(kv_bytes: int, named: str, model: ModelConfig) -> int:
+    """Return how many bytes drafts may have; an MTP layer has no more than one of the model's."""
+    most, further = kv_bytes // KV_SHARE, model.num_further_layers
+    if named != MTP:
+        return most
+    return min(most, kv_bytes * further // (model.num_layers + further))
 
 
 def draft_kv(kv_bytes: int, named: str, model: ModelConfig, dtype: KvDtype) -> DraftKv:
@@ -41,11 +43,12 @@ def draft_kv(kv_bytes: int, named: str, model: ModelConfig, dtype: KvDtype) -> D
         ConfigError: the model has no such layer.
         ModelError: the draft model, or head, cannot be used.
     """
-    num_bytes = share_of_drafts(kv_bytes, named, model.num_layers)
+    num_bytes = share_of_drafts(kv_bytes, named, model)
     if named == MTP:
         if not model.num_further_layers:
             raise ConfigError(f"draft {MTP}: the model has no layer that predicts further tokens")
-        token_bytes = model.kv_layout(1, dtype).token_bytes // model.num_layers
+        layer_bytes = model.kv_layout(1, dtype).token_bytes // model.num_layers
+        token_bytes = model.num_further_layers * layer_bytes
     else:
         checkpoint = resolve_checkpoint(named, None, with_weights=False)
         if (values := checkpoint.config()).get("speculators_model_type"):

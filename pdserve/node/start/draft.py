@@ -16,13 +16,12 @@ from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.sizes import packed_bytes
-from pdserve.engine.weights.codings import further_layer
+from pdserve.engine.weights.codings import further_layers
 from pdserve.kv import KvDtype
 from pdserve.kv.need import blocks_for
 from pdserve.measured.perf_model import GUESS, PerfModel
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.same_vocabulary import check_same_vocabulary
-from pdserve.model_files.stored_types import type_names
 from pdserve.node.memory.draft_share import MTP, share_of_drafts
 from pdserve.node.profiling.costs import step_costs
 from pdserve.node.start.model import NodeModel, load_runner, packed_cache, plan_model
@@ -51,7 +50,7 @@ def plan_models(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMod
     if not named:
         return model
     num_bytes = model.num_blocks * model.layout.block_bytes
-    kv_bytes = share_of_drafts(num_bytes, named, model.config.num_layers)
+    kv_bytes = share_of_drafts(num_bytes, named, model.config)
     draft = plan_draft(named, config, model, kv_bytes)
     own = draft.layout if isinstance(draft, NodeModel) else draft
     left_bytes = num_bytes - draft.num_blocks * own.block_bytes
@@ -111,20 +110,23 @@ def _plan_head(
 
 
 def _plan_mtp(model: NodeModel, kv_bytes: int) -> MtpPlan:
-    """Plan the checkpoint's own layer, whose KV is that of one of the model's."""
+    """Plan the checkpoint's own layers, whose KV is each that of one of the model's."""
     if (obstacle := _mtp_obstacle(model)) is not None:
         raise ModelError(obstacle)
-    layer = further_layer(model.checkpoint, model.config, model.form)
-    layout = layer.config.kv_layout(BLOCK_TOKENS, KvDtype(model.activations))
-    log.info("drafts by %s of the checkpoint", layer.part_name)
-    return MtpPlan(
+    layers = further_layers(model.checkpoint, model.config, model.form)
+    layout = layers[0].config.kv_layout(BLOCK_TOKENS, KvDtype(model.activations))
+    log.info("drafts by %s of the checkpoint", ", ".join(layer.part_name for layer in layers))
+    plan = MtpPlan(
         checkpoint=model.checkpoint,
-        layer=layer,
+        layers=layers,
         activations=model.activations,
         layout=layout,
-        num_blocks=_num_blocks(model, model.max_model_len, kv_bytes, layout.block_bytes),
+        num_blocks=0,
         most_tokens=model.max_model_len,
         kernels="" if model.kernels is None else model.kernels.variant,
+    )
+    return replace(
+        plan, num_blocks=_num_blocks(model, model.max_model_len, kv_bytes, plan.block_bytes)
     )
 
 
@@ -132,8 +134,7 @@ def _mtp_obstacle(model: NodeModel) -> str | None:
     """Why the checkpoint predicts no further tokens for this node; None: it does."""
     if model.device.type != "cpu":
         return "layers that predict further tokens are computed on CPUs"
-    first = f"model.layers.{model.config.num_layers}.eh_proj.weight"
-    if not model.config.num_further_layers or first not in type_names(model.checkpoint):
+    if not further_layers(model.checkpoint, model.config, model.form):
         return "the checkpoint has no layer that predicts further tokens (num_nextn_predict_layers)"
     return None
 

@@ -248,9 +248,9 @@ def know(head: Eagle3Head, said: dict[str, list[int]]) -> None:
         after |= dict(pairwise(tokens))
     compute = head.step
 
-    def step(parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
+    def step(parts: Sequence[HeadRows], layer: int = 0) -> list[tuple[int, Tensor]]:
         assert after, "it knows something"
-        found = zip(parts, compute(parts), strict=True)
+        found = zip(parts, compute(parts, layer), strict=True)
         return [(after.get(part.tokens[-1], token), state) for part, (token, state) in found]
 
     head.step = step  # type: ignore[method-assign]

@@ -151,6 +151,7 @@ class Eagle3Head:
     """A head in float32, on the CPU. Implements `Head`."""
 
     most_tokens: Final = 1024
+    num_layers: Final = 1
 
     def __init__(
         self, config: Eagle3Config, weights: Mapping[str, Tensor], num_blocks: int, name: str = ""
@@ -213,8 +214,9 @@ class Eagle3Head:
         return functional.linear(rows, self._weights["fc.weight"])
 
     @torch.inference_mode()
-    def step(self, parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
+    def step(self, parts: Sequence[HeadRows], layer: int = 0) -> list[tuple[int, Tensor]]:
         """As Head.step; one stream after the other."""
+        assert layer == 0, "there is no other"
         return [self._step(part) for part in parts]
 
     def _step(self, part: HeadRows) -> tuple[int, Tensor]:
@@ -228,11 +230,11 @@ class Eagle3Head:
         inner = rms_norm(hidden, weights[_in("post_attention_layernorm")], eps)
         gate = functional.silu(functional.linear(inner, weights[_in("mlp.gate_proj")]))
         up = functional.linear(inner, weights[_in("mlp.up_proj")])
-        hidden = (hidden + functional.linear(gate * up, weights[_in("mlp.down_proj")]))[-1:]
-        state = self._normed(hidden, "norm.weight")
-        own = int(functional.linear(state, weights["lm_head.weight"]).argmax())
+        hidden = hidden + functional.linear(gate * up, weights[_in("mlp.down_proj")])
+        states = self._normed(hidden, "norm.weight")
+        own = int(functional.linear(states[-1:], weights["lm_head.weight"]).argmax())
         shift = int(weights["d2t"][own]) if "d2t" in weights else 0
-        return own + shift, state if self.config.norm_output else hidden
+        return own + shift, states if self.config.norm_output else hidden
 
     def _attend(self, both: Tensor, part: HeadRows) -> Tensor:
         """[n, 2 * hidden] -> [n, hidden]."""

@@ -44,10 +44,10 @@ class HeadKv:
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Consecutive tokens of one stream, for a head to go on from."""
+    """Consecutive tokens of one stream, for a layer of a head to go on from."""
 
     tokens: Sequence[int]  # their ids in the model's vocabulary
-    states: Tensor  # [len(tokens), hidden] of the token before each: `entered`, or from `step`
+    states: Tensor  # [len(tokens), hidden], of what is before each: `entered`, or from `step`
     position: int  # of the first token, in the stream
     slot: int  # where its KV goes: behind what the head keeps
     block_table: Sequence[int]  # has room for theirs
@@ -69,6 +69,13 @@ class Head(Protocol):
         """Numbers of a row."""
 
     @property
+    def num_layers(self) -> int:
+        """Each has the states of the one before it, and drafts a token further.
+
+        The last one goes on from its own.
+        """
+
+    @property
     def most_tokens(self) -> int:
         """How many tokens of a stream its drafts attend to."""
 
@@ -83,8 +90,9 @@ class Head(Protocol):
     def entered(self, rows: Tensor) -> Tensor:
         """Make [n, hidden] of rows of the model, [n, width]."""
 
-    def step(self, parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
-        """Compute tokens of some streams, in the thread that computes steps.
+    def step(self, parts: Sequence[HeadRows], layer: int = 0) -> list[tuple[int, Tensor]]:
+        """Have a layer compute tokens of some streams, in the thread that computes steps.
 
-        Returns of each the id of the likeliest next token, and [1, hidden] to go on from.
+        Returns of each the id of the likeliest token behind its last one, and the states to go on
+        from, as `HeadRows.states`.
         """

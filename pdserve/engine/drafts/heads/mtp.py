@@ -1,9 +1,9 @@
-"""The layer of a checkpoint that predicts a token further (MTP), computed by the model's decoder.
+"""Layers of a checkpoint that predict a token further each (MTP), computed by the model's decoder.
 
-Its entrance is not an embedding: of the next token's embedding and the state before it, both
-normalised, `eh_proj` makes a row. So the decoder is given a table of the rows of a step, of which
-token i looks up row i. Positions are those in what it has seen of a stream, since attention knows
-distances only.
+The entrance of one is not an embedding: of a token's embedding and the state of what is before the
+layer, both normalised, `eh_proj` makes a row. So the decoder is given a table of the rows of a
+step, of which token i looks up row i. Positions are those in what the layers have seen of a stream,
+since attention knows distances only.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from pdserve.model_files.checkpoint import Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class MtpPlan:
-    """It, as known before its weights are read."""
+    """They, as known before their weights are read."""
 
     checkpoint: Checkpoint
-    layer: FurtherLayer
+    layers: tuple[FurtherLayer, ...]
     activations: ActivationDtype
-    layout: KvLayout  # of its KV
+    layout: KvLayout  # of the KV of one
     num_blocks: int  # of that
     most_tokens: int  # of a stream
     kernels: str = ""  # as `load_decoder`
 
     @property
     def block_bytes(self) -> int:
-        """Memory of a block."""
-        return self.layout.block_bytes
+        """Memory of a block, of all of them."""
+        return len(self.layers) * self.layout.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,8 @@ class Entrance:
     eps: float
 
     @classmethod
-    def load(cls, plan: MtpPlan, embedding: Tensor) -> Entrance:
+    def load(cls, plan: MtpPlan, layer: FurtherLayer, embedding: Tensor) -> Entrance:
         """Read it. Raises ModelError, as open_tensors; or a value is not finite."""
-        layer = plan.layer
         stored = open_tensors(plan.checkpoint, layer.entrance(), ignored=layer.ignored())
         tensors = {name: stored[name][:].float() for name in layer.entrance()}
         check_finite(tensors)
@@ -81,62 +80,86 @@ class Entrance:
         return functional.linear(torch.cat(normed, dim=-1), self.projection)
 
 
-class MtpHead:
-    """A loaded one. Implements `Head`."""
+class MtpLayer:
+    """A loaded one."""
 
-    taps: tuple[int, ...] = ()
-
-    def __init__(
-        self,
-        plan: MtpPlan,
-        entrance: Entrance,
-        table: Tensor,
-        decoder: Decoder,
-    ) -> None:
+    def __init__(self, entrance: Entrance, table: Tensor, decoder: Decoder, kv: KvCache) -> None:
         """
         Args:
-            plan: of it.
             entrance: of the layer.
             table: [vocab_size, hidden], in which the decoder looks tokens up.
             decoder: of the layer.
+            kv: of the layer.
         """
-        self.name = f"mtp-1:{plan.checkpoint.revision}"
-        self.width = plan.layer.config.hidden_size
-        self.most_tokens = plan.most_tokens
-        self.pool = BlockPool(plan.num_blocks, BLOCK_TOKENS, prefix_cache=False)
-        self.block_bytes = plan.block_bytes
         self._entrance = entrance
         self._table = table
         self._decoder = decoder
-        self._kv = KvCache(plan.layout, plan.num_blocks, torch.device("cpu"))
+        self._kv = kv
+
+    @classmethod
+    def load(
+        cls,
+        plan: MtpPlan,
+        layer: FurtherLayer,
+        cache: PackedCache | None,
+        on_progress: Callable[[float], None],
+    ) -> MtpLayer:
+        """Read it from its checkpoint. Raises as load_decoder."""
+        dtype = torch_dtype(plan.activations)
+        weights = load_native_weights(plan.checkpoint, layer, dtype, cache, on_progress)
+        assert isinstance(weights.embedding, Tensor), "it is planned as no matrix"
+        table = torch.empty_like(weights.embedding)  # whose pages cost nothing until they are used
+        decoder = NativeDecoder(layer.config, replace(weights, embedding=table), plan.kernels)
+        entrance = Entrance.load(plan, layer, weights.embedding)
+        return cls(entrance, table, decoder, kv_of(plan))
+
+    def step(self, parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
+        """As Head.step, of all streams together."""
+        tokens = torch.tensor([token for part in parts for token in part.tokens])
+        states, counts = torch.cat([part.states for part in parts]), [len(p.tokens) for p in parts]
+        self._table[: len(tokens)] = self._entrance.rows(tokens, states).to(self._table.dtype)
+        batch = _laid_out(parts, len(tokens))
+        after = WantedStates(batch.token_ids, torch.empty(states.shape))
+        logits = self._decoder.logits(replace(batch, states=after), self._kv.pool)
+        assert logits is not None, "rows are sampled"
+        return [*zip(logits.argmax(-1).tolist(), torch.split(after.out, counts), strict=True)]
+
+
+class MtpHead:
+    """All of a checkpoint. Implements `Head`."""
+
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, plan: MtpPlan, layers: Sequence[MtpLayer]) -> None:
+        """`layers`: in the order in which they draft; a block is one of each."""
+        self.name = f"mtp-1:{plan.checkpoint.revision}"
+        self.width = plan.layers[0].config.hidden_size
+        self.num_layers = len(layers)
+        self.most_tokens = plan.most_tokens
+        self.pool = BlockPool(plan.num_blocks, BLOCK_TOKENS, prefix_cache=False)
+        self.block_bytes = plan.block_bytes
+        self._layers = layers
 
     @classmethod
     def load(
         cls, plan: MtpPlan, cache: PackedCache | None, on_progress: Callable[[float], None]
     ) -> MtpHead:
-        """Read it from its checkpoint. Raises as load_decoder."""
-        layer, dtype = plan.layer, torch_dtype(plan.activations)
-        weights = load_native_weights(plan.checkpoint, layer, dtype, cache, on_progress)
-        assert isinstance(weights.embedding, Tensor), "it is planned as no matrix"
-        table = torch.empty_like(weights.embedding)  # whose pages cost nothing until they are used
-        decoder = NativeDecoder(layer.config, replace(weights, embedding=table), plan.kernels)
-        return cls(plan, Entrance.load(plan, weights.embedding), table, decoder)
+        """Read them from their checkpoint. Raises as load_decoder."""
+        return cls(plan, [MtpLayer.load(plan, one, cache, on_progress) for one in plan.layers])
 
     def entered(self, rows: Tensor) -> Tensor:
         """As Head.entered."""
         return rows
 
     @torch.inference_mode()
-    def step(self, parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
-        """As Head.step, of all streams together."""
-        tokens = torch.tensor([token for part in parts for token in part.tokens])
-        states = torch.cat([part.states for part in parts])
-        self._table[: len(tokens)] = self._entrance.rows(tokens, states).to(self._table.dtype)
-        batch = _laid_out(parts, len(tokens))
-        last = WantedStates(batch.sampled_rows, torch.empty(len(parts), self.width))
-        logits = self._decoder.logits(replace(batch, states=last), self._kv.pool)
-        assert logits is not None, "rows are sampled"
-        return [*zip(logits.argmax(-1).tolist(), last.out[:, None].unbind(), strict=True)]
+    def step(self, parts: Sequence[HeadRows], layer: int = 0) -> list[tuple[int, Tensor]]:
+        """As Head.step."""
+        return self._layers[layer].step(parts)
+
+
+def kv_of(plan: MtpPlan) -> KvCache:
+    """Make the KV of a layer."""
+    return KvCache(plan.layout, plan.num_blocks, torch.device("cpu"))
 
 
 def _laid_out(parts: Sequence[HeadRows], num_tokens: int) -> Batch:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from pdserve.engine.drafts.guesses import Shares
@@ -51,9 +52,10 @@ class HeadDrafts:
         parts = [(stream, stream.begin()) for stream, _ in self.wanted]
         for number in range(1, 1 + max(most for _, most in self.wanted)):
             self.num_tokens += sum(len(rows.tokens) for _, rows in parts)
-            found = self.head.step([rows for _, rows in parts])
-            for (stream, _), (token, state) in zip(parts, found, strict=True):
-                stream.drafted(token, state)
+            layer = min(number, self.head.num_layers) - 1
+            found = self.head.step([rows for _, rows in parts], layer)
+            for (stream, _), (token, states) in zip(parts, found, strict=True):
+                stream.drafted(token, states)
             parts = [(stream, stream.behind()) for stream, most in self.wanted if number < most]
 
 
@@ -120,7 +122,8 @@ class HeadSource:
             and stream.num_waiting
             and request.leg_token_limit is None
         ]
-        wanted = [(stream, most) for stream, most in wanted if most > 0]
+        least = self._head.num_layers  # all of them, so that none lags behind the stream
+        wanted = [(stream, most) for stream, most in wanted if most >= least]
         if not wanted:
             return None
         streams = [stream for stream, _ in wanted]
@@ -128,7 +131,7 @@ class HeadSource:
         if not depth:
             self._refused(streams)
             return None
-        drafts = [(stream, min(depth, most)) for stream, most in wanted]
+        drafts = [(stream, min(max(depth, least), most)) for stream, most in wanted]
         drafts = [(s, most) for s, most in drafts if s.kv.has_room(s.num_waiting + most)]
         if not drafts:
             return None
@@ -142,9 +145,13 @@ class HeadSource:
             decode_context=sum(request.num_computed_tokens + 1 for request in decoding),
         )
         limit_s = min(request.targets.tpot_s for request in decoding)
-        token_s = self._token_s * len(streams)
         likely = [stream.likely for stream in streams]
-        return best_depth(shape, likely, self._step_s, token_s.__mul__, limit_s).num_drafts
+        return best_depth(
+            shape, likely, self._step_s, partial(self._draft_s, len(streams)), limit_s
+        ).num_drafts
+
+    def _draft_s(self, num_streams: int, num_drafts: int) -> float:
+        return self._token_s * num_streams * max(num_drafts, self._head.num_layers)
 
     def _learn(self) -> None:
         """Take in what the last drafts took, and the rows of the last step."""

@@ -29,9 +29,12 @@ class HeadStream:
         self._shares = Shares(shares)
         self._waiting: list[Tensor] = []  # rows that the head has not computed yet
         self._tokens: list[int] = []  # the tokens behind these
-        self._end = 0  # position behind them
+        self._known: list[int] = []  # those that the drafts are behind
+        self._end = 0  # position behind these
         self._drafts: list[int] = []
-        self._state: Tensor | None = None  # behind these
+        self._states = torch.empty(0)  # of the layer that has drafted the last of these
+        # Of each layer but the last: what the next one goes on from, as far as tokens were known.
+        self._kept: list[Tensor] = []
         self._num_output = 0  # output tokens before the drafts
 
     @property
@@ -69,32 +72,41 @@ class HeadStream:
 
     def begin(self) -> HeadRows:
         """Return all that waits, for the first draft. In the thread that computes steps."""
-        rows = HeadRows(
-            tokens=self._tokens,
-            states=self._head.entered(torch.cat(self._waiting)),
-            position=self._end - len(self._tokens),
-            slot=self.kv.num_tokens,
-            block_table=self.kv.block_table,
-        )
+        states = self._head.entered(torch.cat(self._waiting))
+        if not self.kv.num_tokens:
+            self._kept = []
         self.kv.num_tokens += len(self._tokens)
-        self._waiting, self._tokens = [], []
         self._num_output = self._end - self.request.num_prompt_tokens
-        return rows
+        self._known, self._waiting, self._tokens = self._tokens, [], []
+        return self._rows(states, self.kv.num_tokens)
 
-    def drafted(self, token: int, state: Tensor) -> None:
-        """Take a draft, and what comes behind it."""
+    def drafted(self, token: int, states: Tensor) -> None:
+        """Take a draft, and what the layer that made it has computed."""
         self._drafts.append(token)
-        self._state = state
+        self._states = states
 
     def behind(self) -> HeadRows:
-        """Return the last draft, for a further one."""
-        assert self._state is not None, "there is one"
-        number = len(self._drafts)
+        """Return what the next layer goes on from, for a further draft.
+
+        A layer looks one token further than the one before it. So it also computes anew the row
+        behind which that token was a draft, and needs the state that was kept of it.
+        """
+        number, states = len(self._drafts), self._states
+        if number >= self._head.num_layers:
+            return self._rows(states[-1:], self.kv.num_tokens + number + 1 - self._head.num_layers)
+        further = number - 1
+        before = self._kept[further:number]
+        self._kept[further:number] = [states[-number:][:1] if len(states) >= number else states[:0]]
+        return self._rows(torch.cat([*before, states]), self.kv.num_tokens)
+
+    def _rows(self, states: Tensor, end: int) -> HeadRows:
+        """Of the newest tokens, drafts included; `end`: behind their slots."""
+        tokens = [*self._known, *self._drafts][-len(states) :]
         return HeadRows(
-            tokens=self._drafts[-1:],
-            states=self._state,
-            position=self._end + number - 1,
-            slot=self.kv.num_tokens + number - 1,
+            tokens=tokens,
+            states=states,
+            position=self._end + len(self._drafts) - len(tokens),
+            slot=end - len(tokens),
             block_table=self.kv.block_table,
         )
 

@@ -21,7 +21,7 @@ from pdserve.node.start.model import NodeModel
 from pdserve.settings.config import EngineConfig, NodeConfig, ProfileConfig, WeightsConfig
 from pdserve.settings.speculation import SpeculationConfig
 from pdserve.shared.errors import ConfigError
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import edit_config, make_checkpoint
 from tests.heads import add_mtp, make_eagle3
 
 
@@ -133,3 +133,20 @@ def test_the_layer_of_a_checkpoint_is_used_where_it_is(tmp_path: Path) -> None:
     ranks = plan_models(config("mtp", path, tensor_parallel=2, threads=2))
     assert isinstance(ranks.draft, MtpPlan), "rank 0 has what it goes on from, and computes it"
     assert plan_models(config("", path)).draft is None, "its sources leave it out"
+
+
+@pytest.mark.parametrize(("num_stored", "num_named"), [(3, 3), (2, 3)], ids=["all", "some"])
+def test_further_layers_are_used_as_far_as_files_have_them(
+    tmp_path: Path, num_stored: int, num_named: int
+) -> None:
+    path = add_mtp(make_checkpoint(tmp_path / "model", "deepseek_v3"), num_layers=num_stored)
+    edit_config(path, num_nextn_predict_layers=num_named)
+    settings = config("mtp", path)
+    both = plan_models(settings)
+    assert isinstance(both.draft, MtpPlan)
+    assert len(both.draft.layers) == num_stored
+    assert both.draft.block_bytes == num_stored * both.draft.layout.block_bytes
+    assert kv_bytes(both) + both.draft.num_blocks * both.draft.block_bytes > (64 << 20) * 0.95
+    head = load_draft(both, both.draft, settings, lambda: None)
+    assert isinstance(head, MtpHead)
+    assert head.num_layers == num_stored
