@@ -20,11 +20,11 @@ import mmap
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,14 @@ class TierCopies(Protocol):
         """
         ...
 
+    def take(self, spans: Spans, into: NDArray[np.uint8], cancel: CancelFlag) -> None:
+        """Copy (tier offset, offset in `into`, bytes) spans. Raises as `load`."""
+        ...
+
+    def put(self, spans: Spans, source: NDArray[np.uint8], cancel: CancelFlag) -> None:
+        """Copy (offset in `source`, tier offset, bytes) spans, each a block."""
+        ...
+
     def close(self) -> None:
         """Release what copies take; none may be in progress."""
         ...
@@ -107,11 +115,19 @@ class CpuCopies:
 
     def store(self, spans: Spans, cancel: CancelFlag) -> None:
         """Copy (pool offset, tier offset, bytes) spans."""
-        self._sums[spans[:, 1] // self.block_bytes] = _copy(self._tier, self._pool, spans, cancel)
+        self.put(spans, self._pool, cancel)
 
     def load(self, spans: Spans, cancel: CancelFlag) -> None:
         """Copy (tier offset, pool offset, bytes) spans."""
-        found = _copy(self._pool, self._tier, spans, cancel)
+        self.take(spans, self._pool, cancel)
+
+    def put(self, spans: Spans, source: NDArray[np.uint8], cancel: CancelFlag) -> None:
+        """As TierCopies.put."""
+        self._sums[spans[:, 1] // self.block_bytes] = _copy(self._tier, source, spans, cancel)
+
+    def take(self, spans: Spans, into: NDArray[np.uint8], cancel: CancelFlag) -> None:
+        """As TierCopies.take."""
+        found = _copy(into, self._tier, spans, cancel)
         slots = spans[:, 0] // self.block_bytes
         wrong = slots[found != self._sums[slots]]
         if len(wrong) and not cancel.byte[0]:
@@ -158,6 +174,12 @@ class TierStatistics:
     bytes: int = 0
 
 
+# A part, and byte offsets of its blocks: in the tier, and in what they are copied from or to.
+_PartCopy: TypeAlias = Callable[
+    [TierCopies, NDArray[np.int64], NDArray[np.int64]], Callable[[CancelFlag], None]
+]
+
+
 class SlotCopies:
     """Copies between blocks and slots, in all parts of the pool that are on this host."""
 
@@ -179,6 +201,18 @@ class SlotCopies:
         """Copy slots to blocks; ends as `store`."""
         loads = [(part.load, part.block_bytes) for part in self._parts]
         await self._copy(loads, slots, block_ids)
+
+    async def take(self, slots: Sequence[int], into: NDArray[np.uint8]) -> None:
+        """Copy slots to `into`, part by part; ends as `store`."""
+        await self._each_part(
+            slots, lambda part, here, there: partial(part.take, _spans(here, there, part), into)
+        )
+
+    async def put(self, source: NDArray[np.uint8], slots: Sequence[int]) -> None:
+        """Copy to slots what `take` copies from them; ends as `store`."""
+        await self._each_part(
+            slots, lambda part, here, there: partial(part.put, _spans(there, here, part), source)
+        )
 
     def close(self) -> None:
         """End the threads. Nothing may be being stored or loaded.
@@ -204,6 +238,21 @@ class SlotCopies:
             cancel = CancelFlag()
             copies.append(self._threads.run(partial(copy, spans, cancel), cancel))
         await together(copies)
+
+    async def _each_part(self, slots: Sequence[int], copy: _PartCopy) -> None:
+        """Copy between slots and bytes elsewhere, in which one part follows the other."""
+        copies, begin = [], 0
+        for part in self._parts:
+            here = np.array(slots, dtype=np.int64) * part.block_bytes
+            there = begin + np.arange(len(slots), dtype=np.int64) * part.block_bytes
+            begin += len(slots) * part.block_bytes
+            cancel = CancelFlag()
+            copies.append(self._threads.run(partial(copy(part, here, there), cancel), cancel))
+        await together(copies)
+
+
+def _spans(source: NDArray[np.int64], to: NDArray[np.int64], part: TierCopies) -> Spans:
+    return np.column_stack([source, to, np.full(len(to), part.block_bytes, np.int64)])
 
 
 class HostTier:
@@ -272,23 +321,63 @@ class HostTier:
                 chosen.append((block_hash, block_id, slot))
         if not chosen:
             return
-        slots = [slot for _, _, slot in chosen]
-        is_complete = False
-        try:
-            ids = [block_id for _, block_id, _ in chosen]
+        ids = [block_id for _, block_id, _ in chosen]
+        with self._written({block_hash: slot for block_hash, _, slot in chosen}) as slots:
             blocks, places = self._all_blocks(ids), self._all_slots(slots)
             await together([copies.store(blocks, places) for copies in self._copies])
+        self.statistics.stored += len(chosen)
+        self.statistics.bytes += len(chosen) * self.block_bytes
+
+    async def put(self, block_hash: bytes, block: NDArray[np.uint8]) -> bool:
+        """Hold a block that comes from elsewhere, as `take` has copied it; False: no slot is free.
+
+        The tier has all parts of the pool. Nothing reads `block` any more once this has ended.
+        """
+        if block_hash in self._slot_of or block_hash in self._writing:
+            return True
+        if (slot := self._take_slot()) is None:
+            return False
+        self._writing.add(block_hash)
+        with self._written({block_hash: slot}) as slots:
+            await self._here.put(block, self._all_slots(slots))
+        return True
+
+    async def take(self, block_hash: bytes, into: NDArray[np.uint8]) -> bool:
+        """Copy a block to `into`, uint8[block_bytes]; False: it is not held, or not any more.
+
+        Nothing writes to `into` any more once this has ended.
+
+        Raises:
+            CorruptTransfer: the tier has lost what it was given; it forgets it.
+        """
+        if (slot := self._slot_of.get(block_hash)) is None:
+            return False
+        expected = self._generations[slot]
+        try:
+            await self._here.take(self._all_slots([slot]), into)
+        except CorruptTransfer:
+            if self._generations[slot] != expected:
+                return False
+            self.statistics.corrupt += 1
+            self._forget(block_hash)
+            raise
+        return bool(self._generations[slot] == expected)
+
+    @contextmanager
+    def _written(self, slots: dict[bytes, int]) -> Iterator[list[int]]:
+        """Hold what is copied to these slots, by hash, within the context, unless it raises."""
+        is_complete = False
+        try:
+            yield list(slots.values())
             is_complete = True
         finally:
-            self._writing.difference_update(block_hash for block_hash, _, _ in chosen)
+            self._writing.difference_update(slots)
             if not is_complete:
-                self._free += slots
-        for block_hash, _, slot in chosen:
+                self._free += slots.values()
+        for block_hash, slot in slots.items():
             self._slot_of[block_hash] = slot
             for observer in self._observers:
                 observer.stored(block_hash)
-        self.statistics.stored += len(chosen)
-        self.statistics.bytes += len(chosen) * self.block_bytes
 
     async def load(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
         """Copy held blocks into these blocks of the pool.

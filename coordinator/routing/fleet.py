@@ -96,6 +96,7 @@ class StepTables(SlotArrays):
 
 
 TIER = "tier"  # in a node's transfer costs: loading from its own host tier
+_NO_PULLS = (TIER, "store")  # there, too: what comes from no other node
 
 # Assumed until a node has reported its profile: 10 Gbit/s Ethernet, and the default engine.
 PULL_GUESS = TransferCosts(transport="", fixed_s=0.005, bytes_per_s=1e9)
@@ -241,7 +242,7 @@ class Fleet(SlotArrays):
         each = layout.per_request
         self.kv_companions[slot], self.kv_seen[slot] = each.num_companions, each.seen_tokens
         self.kv_state[slot] = each.state_tokens
-        pulls = [t for t in perf.transfers if t.transport != TIER] or [PULL_GUESS]
+        pulls = [t for t in perf.transfers if t.transport not in _NO_PULLS] or [PULL_GUESS]
         pull = max(pulls, key=lambda costs: costs.bytes_per_s)
         tier = next((t for t in perf.transfers if t.transport == TIER), pull)
         self.pull_fixed_s[slot] = pull.fixed_s

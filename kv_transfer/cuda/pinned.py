@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kv_transfer.cuda.copier import HOST_COPIES, SpanCopier
 from kv_transfer.cuda.driver import Driver, Region
 from kv_transfer.cuda.pool import DevicePool
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
+from pdserve import _native
 
 
 class PinnedHostBlocks:
@@ -45,6 +50,8 @@ class PinnedCopies:
         self._pool = pool
         self._blocks = blocks  # whose memory is needed as long as this is
         self._tier = blocks.regions[part]
+        memory = (ctypes.c_uint8 * self._tier.num_bytes).from_address(self._tier.address)
+        self._bytes: NDArray[np.uint8] = np.ctypeslib.as_array(memory)
         self._copier = SpanCopier(pool.driver, HOST_COPIES)
 
     def store(self, spans: Spans, cancel: CancelFlag) -> None:
@@ -57,6 +64,14 @@ class PinnedCopies:
     def load(self, spans: Spans, cancel: CancelFlag) -> None:
         """Copy (tier offset, pool offset, bytes) spans. Raises as `store`."""
         self._copier.copy(self._pool.region, self._tier, spans, cancel)
+
+    def take(self, spans: Spans, into: NDArray[np.uint8], cancel: CancelFlag) -> None:
+        """As TierCopies.take."""
+        _native.copy_spans(into, self._bytes, spans, cancel.byte)
+
+    def put(self, spans: Spans, source: NDArray[np.uint8], cancel: CancelFlag) -> None:
+        """As TierCopies.put."""
+        _native.copy_spans(self._bytes, source, spans, cancel.byte)
 
     def close(self) -> None:
         """Release what copies take; none may be in progress. Raises DeviceError: CUDA failed."""

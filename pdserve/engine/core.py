@@ -345,5 +345,6 @@ class EngineCore:
         full_before = pool.full_blocks(computed_before)
         full = pool.full_blocks(num_tokens)
         request.extend_hashes(pool.tokens_in(full), pool.block_size)
+        owner = request.prompt.owner
         for index in range(full_before, full):
-            pool.publish(request.block_table[index], request.block_hashes[index])
+            pool.publish(request.block_table[index], request.block_hashes[index], owner)

@@ -38,11 +38,12 @@ from pdserve.metrics import NodeMetrics
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.node.adapters import NodeAdapters
 from pdserve.node.legs import Legs
-from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.prefixes.cost import PrefixWorth, PullCosts
 from pdserve.node.prefixes.fetch import PrefixFetcher
 from pdserve.node.prefixes.headroom import Headroom, num_spoken_for
 from pdserve.node.prefixes.host_tier import TierBlocks, make_tier
 from pdserve.node.prefixes.offers import FetchParts, PrefixOffers
+from pdserve.node.prefixes.store.node_store import make_store
 from pdserve.node.preparation import Preparation
 from pdserve.node.reports.gauges import (
     watch_draft_texts,
@@ -141,7 +142,11 @@ def make_parts(
     )
     tier = make_tier(tier_blocks, memory, pool, hosts)
     pull = config.prefix.prefix_pull if keeps_prefixes else "never"
-    offers = PrefixOffers(pool, sessions, tier, pull)
+    perf = PerfModel()  # a guess, until the node has profiled itself
+    pull_costs = PullCosts(perf, config.engine.token_budget)
+    worth = PrefixWorth(pull_costs, identity.layout, clock, pull)
+    store = make_store(config.prefix, tier, pool, identity.fingerprint, worth)
+    offers = PrefixOffers(pool, sessions, tier, pull, store)
     engine = _make_engine(
         config.policy,
         pool,
@@ -150,7 +155,6 @@ def make_parts(
         metrics,
         lambda request: request.is_of_two_weights or offers.has_kv_of(request),
     )
-    perf = PerfModel()  # a guess, until the node has profiled itself
     kinds: list[Texts] = [Predictions(), OwnText(), FormerAnswers()]
     texts = [kind for kind in kinds if asks(config.speculation, kind.name)]
     speculation = Speculation(pool, perf.step_s, config.engine.max_batch_size, texts)
@@ -165,9 +169,10 @@ def make_parts(
         puller=puller,
         sessions=sessions,
         tier=tier,
-        pull_costs=PullCosts(perf, config.engine.token_budget),
+        pull_costs=pull_costs,
         clock=clock,
         headroom=Headroom(pool, partial(num_spoken_for, engine.queues)),
+        store=store,
     )
     fetcher = PrefixFetcher(fetch_parts, offers, config.timeouts.prefix_s)
     watch_prefix_fetches(metrics, fetcher.statistics)
@@ -202,6 +207,7 @@ def make_parts(
         headroom=fetch_parts.headroom,
         speculation=speculation,
         tier=tier,
+        store=store,
         prompt_engine=prompt_engine,
         bound_to=model.bound_to,
     )

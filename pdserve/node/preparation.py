@@ -27,6 +27,7 @@ from pdserve.shared.errors import PdserveError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Sources: TypeAlias = Sequence[PrefixSource] | None  # None: nothing from beyond this host
 FollowUp: TypeAlias = Callable[[Request, T | BaseException], None]  # the result, or the failure
 
 
@@ -84,11 +85,15 @@ def _outcome_of(task: asyncio.Task[T]) -> T | BaseException:
 class Fetcher(Protocol):
     """Fetches prefixes (`prefixes.fetch.PrefixFetcher`)."""
 
-    def could_fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
-        """Whether anything could be fetched for this prefix."""
+    def could_fetch(
+        self, prefix: Prefix, sources: Sequence[PrefixSource], *, is_here: bool = False
+    ) -> bool:
+        """Whether anything could be fetched for this prefix; `is_here`: within this host."""
         ...
 
-    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> Fetched:
+    async def fetch(
+        self, prefix: Prefix, sources: Sequence[PrefixSource], *, is_here: bool = False
+    ) -> Fetched:
         """Fetch as much of the prefix as is worth it. Raises nothing except when cancelled."""
         ...
 
@@ -162,10 +167,10 @@ class Preparation:
         Enters with the task, which raises GrammarFailed and does not outlive the context; with None
         if there is nothing to wait for.
         """
-        if not self._waits(request, prefix, ()):
+        if not self._waits(request, prefix, None):
             yield None
             return
-        preparing = asyncio.create_task(self._prepare(request, prefix, ()))
+        preparing = asyncio.create_task(self._prepare(request, prefix, None))
         try:
             yield preparing
         finally:
@@ -191,12 +196,12 @@ class Preparation:
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _waits(self, request: Request, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
-        return _lacks_grammar(request) or self._fetcher.could_fetch(prefix, sources)
+    def _waits(self, request: Request, prefix: Prefix, sources: Sources) -> bool:
+        if _lacks_grammar(request):
+            return True
+        return self._fetcher.could_fetch(prefix, sources or (), is_here=sources is None)
 
-    async def _prepare(
-        self, request: Request, prefix: Prefix, sources: Sequence[PrefixSource]
-    ) -> Fetched:
+    async def _prepare(self, request: Request, prefix: Prefix, sources: Sources) -> Fetched:
         """Fetch the prefix, and compile the grammar meanwhile. Raises GrammarFailed."""
         if not _lacks_grammar(request):
             return await self._fetch(request, prefix, sources)
@@ -210,11 +215,9 @@ class Preparation:
         finally:
             await _end(fetching)
 
-    async def _fetch(
-        self, request: Request, prefix: Prefix, sources: Sequence[PrefixSource]
-    ) -> Fetched:
+    async def _fetch(self, request: Request, prefix: Prefix, sources: Sources) -> Fetched:
         try:
-            return await self._fetcher.fetch(prefix, sources)
+            return await self._fetcher.fetch(prefix, sources or (), is_here=sources is None)
         except Exception:  # the prompt is computed instead
             log.exception("fetching a prefix for %s failed", request.request_id)
             return Fetched()

@@ -25,6 +25,7 @@ from pdserve.node.legs import Legs
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier
+from pdserve.node.prefixes.store.node_store import NodeStore
 from pdserve.node.preparation import Preparation
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import Announcer
@@ -60,6 +61,7 @@ class NodeParts:
     speculation: Speculation
     adapters: NodeAdapters
     tier: NodeTier | None = None  # None: evicted prefixes are lost
+    store: NodeStore | None = None  # None: they are lost with the node
     prompt_engine: Engine | None = None  # computes prompts beside `engine`; None: that does both
     short_len: int = 0  # as NodeHello
     no_drafts: str = ""  # as LoadReport

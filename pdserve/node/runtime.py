@@ -44,6 +44,7 @@ from pdserve.node.reports.gauges import (
     watch_services,
     watch_sickness,
     watch_split_cores,
+    watch_store,
     watch_tier,
 )
 from pdserve.node.reports.kv_events import KvEventFeed
@@ -183,6 +184,8 @@ class Node:
             tier = parts.tier.tier
             tier.observe(self._kv_events.follow(KvTier.HOST, lambda: tier.hashes))
             watch_tier(parts.metrics, tier)
+        if parts.store is not None:
+            watch_store(parts.metrics, parts.store)
         self._prefixes = PrefixExports(
             parts.pool, parts.exporter, parts.tier, parts.headroom, config.timeouts
         )
@@ -215,6 +218,8 @@ class Node:
         session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self._server.grpc)
         if parts.tier is not None:
             parts.tier.start()
+        if parts.store is not None:
+            parts.store.start()
         try:
             await parts.exporter.start(host, config.advertise, config.kv_port)
             metrics_port = await self._metrics_server.start(host, config.metrics_port)
@@ -344,6 +349,8 @@ class Node:
         if self._coordinators is not None:
             await self._coordinators.wait_left(LEAVE_S)
         await self._prefixes.close()
+        if self._parts.store is not None:
+            await self._parts.store.close()
         if self._parts.tier is not None:
             await self._parts.tier.close()
         await self._parts.exporter.close()

@@ -155,7 +155,7 @@ class Services:
 
         def over(request: Request, outcome: Fetched | BaseException) -> None:
             fetched = outcome if isinstance(outcome, Fetched) else Fetched()
-            num_tokens = fetched.from_nodes + fetched.from_tier
+            num_tokens = fetched.from_nodes + fetched.from_tier + fetched.from_store
             link.send(Prefetched(request_id=request.request_id, num_tokens=num_tokens))
 
         request = Request(

@@ -22,6 +22,7 @@ from pdserve.shared.pooling import Pooling
 
 HASH_BYTES = 16
 _BLOCKS_PER_PART = 64  # converted to bytes together
+_MOST_DIGITS = 4  # of the length of an owner's name in a salt
 
 
 class Prompt(Inline, frozen=True):
@@ -44,6 +45,18 @@ class Prompt(Inline, frozen=True):
         salt, person = self.cache_salt.encode(), b"salt, long" if self.is_long else b"salt"
         key = self.adapter.encode()  # a key cannot be part of a salt
         return hashlib.blake2b(salt, digest_size=HASH_BYTES, person=person, key=key).digest()
+
+    @property
+    def owner(self) -> str:
+        """The tenant, or group of tenants, that its salt names; empty: nobody.
+
+        Of a cluster without keys it is what its caller says.
+        """
+        digits, _, rest = self.cache_salt.partition(":")
+        if not digits.isdecimal() or len(digits) > _MOST_DIGITS:
+            return ""
+        owner, end = rest[: int(digits)], rest[int(digits) :]
+        return owner if end.startswith(":") else ""
 
     @property
     def num_tokens(self) -> int:

@@ -15,6 +15,7 @@ from msgspec import Meta
 from pdserve.settings.access import AccessConfig, SecurityConfig
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.flag_groups import COORDINATOR, NODE
+from pdserve.settings.prefixes import PrefixConfig
 from pdserve.settings.speculation import SpeculationConfig
 from pdserve.settings.struct import (
     MOST_SECONDS,
@@ -56,7 +57,6 @@ RouterName = Literal[
 ]
 Quantization = Literal["none", "int8", "fp8", "int4"]
 AttentionName = Literal["auto", "flashinfer", "flash_attn", "triton", "reference"]
-PrefixPull = Literal["auto", "always", "never"]
 TransportName = Literal["shm", "cuda_ipc", "ucx", "nccl", "tcp"]
 
 # Other packages may add to these: their names are chosen by, and the names above are our own.
@@ -308,22 +308,6 @@ class HandoffConfig(ConfigStruct, frozen=True):
     def __post_init__(self) -> None:
         """Raise ValueError, which becomes a ConfigError, if a link cannot be parsed."""
         check_links(self.links)
-
-
-class PrefixConfig(ConfigStruct, frozen=True):
-    """Sources of prompt prefixes besides a node's own pool."""
-
-    prefix_pull: Annotated[
-        PrefixPull,
-        Meta(description="fetch prefixes from other nodes; auto: if faster than computing"),
-    ] = "auto"
-    tier_memory: Annotated[
-        Size, Meta(description='cache for evicted prefixes, as "8GiB"; 0: none; pinned on GPUs')
-    ] = "0"
-    tier_dir: Annotated[
-        str,
-        Meta(description="directory of its file; empty: the system's temporary one; not on GPUs"),
-    ] = ""
 
 
 class NodeConfig(ConfigStruct, frozen=True):

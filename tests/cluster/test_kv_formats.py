@@ -25,7 +25,7 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.load import load_decoder
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
-from pdserve.settings.config import PrefixConfig
+from pdserve.settings.prefixes import PrefixConfig
 from tests.cluster.checkpoints import make_family, make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running

@@ -14,7 +14,7 @@ import pytest
 from pdserve import _native
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.kv import KvDtype
-from pdserve.settings.config import PrefixConfig
+from pdserve.settings.prefixes import PrefixConfig
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config, running

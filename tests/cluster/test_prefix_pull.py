@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from pdserve.settings.config import PrefixConfig
+from pdserve.settings.prefixes import PrefixConfig
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, assert_free, fleet_config, poll, running

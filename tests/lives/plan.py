@@ -8,14 +8,8 @@ from random import Random
 from msgspec.structs import replace
 
 from pdserve.protocol import NodeRole
-from pdserve.settings.config import (
-    EngineConfig,
-    HandoffConfig,
-    Mode,
-    NodeConfig,
-    PolicyConfig,
-    PrefixConfig,
-)
+from pdserve.settings.config import EngineConfig, HandoffConfig, Mode, NodeConfig, PolicyConfig
+from pdserve.settings.prefixes import PrefixConfig
 from pdserve.settings.timeouts import Timeouts
 from tests.lives.adapters import NAMES, NUM_BYTES, AdapterOrder, random_orders
 from tests.lives.clients import Call, random_call

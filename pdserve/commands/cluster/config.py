@@ -19,12 +19,12 @@ from pdserve.settings.config import (
     MaxInflight,
     Models,
     PolicyConfig,
-    PrefixConfig,
     ProfileConfig,
     RoutingConfig,
     Transports,
 )
 from pdserve.settings.flag_groups import CLUSTER
+from pdserve.settings.prefixes import PrefixConfig
 from pdserve.settings.speculation import SpeculationConfig
 from pdserve.settings.struct import ConfigStruct, Count, Port, Seconds
 from pdserve.settings.timeouts import Timeouts

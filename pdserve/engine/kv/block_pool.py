@@ -40,6 +40,10 @@ def _nobody_asks(_: int) -> None:
     """Default listener for `on_first_use`: does nothing."""
 
 
+def _nobody_keeps(_: bytes, __: str) -> None:
+    """Default listener for `on_owned`: does nothing."""
+
+
 class CacheObserver(Protocol):
     """Follows changes to the prefix cache.
 
@@ -104,6 +108,7 @@ class BlockPool:
         # used blocks are on top of the stack.
         self._num_used = 0
         self._tell_used: Callable[[int], None] = _nobody_asks
+        self._tell_owner: Callable[[bytes, str], None] = _nobody_keeps
         self._observers: list[CacheObserver] = []
         self.cache_version = 0  # incremented whenever the prefix cache changes
 
@@ -126,6 +131,10 @@ class BlockPool:
     def on_first_use(self, listener: Callable[[int], None]) -> None:
         """Call `listener` with the number of blocks ever used, whenever that number grows."""
         self._tell_used = listener
+
+    def on_owned(self, listener: Callable[[bytes, str], None]) -> None:
+        """Call `listener` with the hash of each block that is published, and whose it is."""
+        self._tell_owner = listener
 
     def observe(self, observer: CacheObserver) -> None:
         """Notify `observer` of every change to the prefix cache from now on."""
@@ -249,14 +258,17 @@ class BlockPool:
             return 0
         return need.window_block(num_tokens, self._windows[1], self.block_size)
 
-    def publish(self, block_id: int, block_hash: bytes) -> None:
+    def publish(self, block_id: int, block_hash: bytes, owner: str | None = None) -> None:
         """Add a full, referenced block to the prefix cache, unless its hash is there already.
 
-        It takes the place of one that lacks something, if it lacks nothing itself.
+        It takes the place of one that lacks something, if it lacks nothing itself. `owner` is that
+        of its prompt, if it is known.
         """
         assert self._references[block_id] > 0, f"block {block_id} is free"
         if not self._prefix_cache or block_id in self._hash_of:
             return
+        if owner is not None:
+            self._tell_owner(block_hash, owner)
         if (other := self._block_of.get(block_hash)) is not None:
             if other not in self._lacking or block_id in self._lacking:
                 return

@@ -10,13 +10,14 @@ computing comes from the node's performance model.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdserve.kv import KvLayout
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import TransferCosts
-from pdserve.settings.config import PrefixPull
+from pdserve.settings.prefixes import PrefixPull
 from pdserve.shared.clock import Clock
 
 FORGET = 0.95  # factor on the weight of past observations, per new one and per declined pull
@@ -130,6 +131,10 @@ class PullCosts:
             compute_s=self.perf.prefill_s(num_tokens, 0, self._token_budget),
         )
 
+    def knows(self, transport: str) -> bool:
+        """Whether a pull has been observed."""
+        return transport in self._pulls and not self._pulls[transport].is_guess
+
     def transfers(self) -> list[TransferCosts]:
         """The learned costs of every transport that was used, including the host tier."""
         known = {name: line.solve() for name, line in self._pulls.items() if not line.is_guess}
@@ -174,7 +179,7 @@ class PrefixWorth:
         Transport "" stands for one that is not known yet.
         """
         forecast = self._forecast(transport, num_blocks)
-        pays = self._is_always or is_worth_pulling(forecast)
+        pays = self.is_cheaper(transport, num_blocks)
         log.debug(
             "%d blocks: %.4f s to pull by %s, %.4f s to compute: %s",
             num_blocks,
@@ -184,8 +189,32 @@ class PrefixWorth:
             "pull" if pays else "compute",
         )
         if not pays:
-            self._costs.declined(transport)
+            self.declined(transport)
         return pays
+
+    def is_cheaper(self, transport: str, num_blocks: int) -> bool:
+        """As `pays`, for something that is not decided by it."""
+        return self._is_always or is_worth_pulling(self._forecast(transport, num_blocks))
+
+    def declined(self, transport: str) -> None:
+        """A fetch was not made because of its forecast."""
+        self._costs.declined(transport)
+
+    def knows(self, transport: str) -> bool:
+        """Whether a fetch has been observed."""
+        return self._costs.knows(transport)
+
+    def fetch_s(self, transport: str, num_blocks: int) -> float:
+        """How long it is predicted to take to fetch these blocks; 0 if that does not matter."""
+        return 0.0 if self._is_always else self._forecast(transport, num_blocks).pull_s
+
+    def share_s(self, share: float, num_blocks: int) -> float:
+        """So much of the time to compute these blocks; without end if that does not matter."""
+        return math.inf if self._is_always else share * self._forecast("", num_blocks).compute_s
+
+    def now_s(self) -> float:
+        """When what `learn` is told of begins."""
+        return self._clock.now()
 
     def learn(self, transport: str, num_blocks: int, num_wanted: int, started_s: float) -> None:
         """Learn from an attempt to fetch `num_wanted` blocks, which got `num_blocks`; 0: failed."""

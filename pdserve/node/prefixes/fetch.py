@@ -1,6 +1,6 @@
 """Fetches the KV of a prompt's prefix before the prompt is computed, where that is faster.
 
-    blocks in the pool ──► in the host tier ──► at the first source ──► at the next source ...
+    blocks in the pool ──► in the host tier ──► at the first source ... ──► in the prefix store
 
 Fetched blocks are published like computed ones, so the request that they were fetched for, and any
 other one, finds them as an ordinary prefix hit. The hints may be wrong; then the prompt is computed
@@ -20,6 +20,7 @@ from pdserve.node.prefixes.headroom import Filling
 from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.node.prefixes.offers import Fetched, FetchParts, Prefix, PrefixOffers
 from pdserve.node.prefixes.pull import SourcePuller
+from pdserve.node.prefixes.store.node_store import NodeStore
 from pdserve.protocol import PrefixSource
 from pdserve.shared.errors import OutOfBlocks, PdserveError
 
@@ -34,6 +35,7 @@ class PrefixFetchStatistics:
 
     tokens: int = 0  # fetched from other nodes
     tier_tokens: int = 0  # loaded from the host tier
+    store_tokens: int = 0  # read from the prefix store
     bytes: int = 0  # fetched from other nodes
     declined: int = 0  # faster to compute
     crowded: int = 0  # no room for the blocks
@@ -66,11 +68,16 @@ class PrefixFetcher:
         self._sources = SourcePuller(parts, self._filling, self._worth, timeout_s)
         self._fetching: dict[bytes, _Attempt] = {}  # by the hash of the first missing block
 
-    def could_fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
-        """Whether anything could be fetched for this prefix."""
-        return self._offers.num_more(prefix, self._offers.usable(sources)) > 0
+    def could_fetch(
+        self, prefix: Prefix, sources: Sequence[PrefixSource], *, is_here: bool = False
+    ) -> bool:
+        """Whether anything could be fetched for this prefix; `is_here`: within this host."""
+        usable = self._offers.usable(sources)
+        return self._offers.num_more(prefix, usable, is_here=is_here) > 0
 
-    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> Fetched:
+    async def fetch(
+        self, prefix: Prefix, sources: Sequence[PrefixSource], *, is_here: bool = False
+    ) -> Fetched:
         """Fetch as much of the prefix as is worth it. Raises nothing except when cancelled.
 
         Afterwards, also when cancelled, the fetched blocks are cached, and no block is referenced
@@ -78,14 +85,14 @@ class PrefixFetcher:
         """
         fetched = Fetched()
         sources = self._offers.usable(sources)
-        num_blocks = self._offers.num_more(prefix, sources)
+        num_blocks = self._offers.num_more(prefix, sources, is_here=is_here)
         if num_blocks == 0:
             return fetched
         timeout_s = self._worth.patience_s(num_blocks, self._timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline_s):
-                await self._fetch_once(prefix, sources, deadline_s, fetched)
+                await self._fetch_once(prefix, sources, deadline_s, fetched, is_here=is_here)
         except TimeoutError:
             self.statistics.timed_out += 1
             log.info("a prefix was not fetched within %.3f s", timeout_s)
@@ -97,6 +104,8 @@ class PrefixFetcher:
         sources: Sequence[PrefixSource],
         deadline_s: float,
         fetched: Fetched,
+        *,
+        is_here: bool,
     ) -> None:
         """As `_fetch`, but only one of the requests that miss the same block fetches at a time.
 
@@ -110,7 +119,7 @@ class PrefixFetcher:
             if others is None:
                 attempt = self._fetching[missing] = _Attempt()
                 try:
-                    await self._fetch(prefix, sources, deadline_s, fetched)
+                    await self._fetch(prefix, sources, deadline_s, fetched, is_here=is_here)
                     attempt.was_complete = True
                 finally:
                     del self._fetching[missing]
@@ -127,8 +136,10 @@ class PrefixFetcher:
         sources: Sequence[PrefixSource],
         deadline_s: float,
         fetched: Fetched,
+        *,
+        is_here: bool,
     ) -> None:
-        """Extend the cached prefix from the tier, then from one source after the other.
+        """Extend the cached prefix from the tier, from one source after the other, from the store.
 
         All its blocks are referenced meanwhile; released at the end, they are evicted last.
         """
@@ -145,6 +156,8 @@ class PrefixFetcher:
                 except TimeoutError:
                     log.info("the host tier is too slow for a prefix")
             await self._fetch_from_nodes(prefix, block_ids, sources, deadline_s, fetched)
+            if self._parts.store is not None and not is_here:
+                await self._fetch_from_store(prefix, block_ids, self._parts.store, fetched)
         finally:
             self._pool.release(block_ids)
 
@@ -168,6 +181,17 @@ class PrefixFetcher:
             self._worth.learn(TIER, num_loaded, len(missing), started_s)
             fetched.from_tier += self._layout.tokens_in(num_loaded)
             self.statistics.tier_tokens += self._layout.tokens_in(num_loaded)
+
+    async def _fetch_from_store(
+        self, prefix: Prefix, block_ids: list[int], store: NodeStore, fetched: Fetched
+    ) -> None:
+        # The pool may have the next blocks, as with nodes.
+        block_ids += self._headroom.take_prefix(prefix.hashes[len(block_ids) :])
+        num_blocks = self._filling.room(len(prefix.hashes) - len(block_ids))
+        with self._filling.begun(num_blocks):
+            num_new = await store.load(prefix.hashes, num_blocks, block_ids, self._headroom)
+        fetched.from_store += self._layout.tokens_in(num_new)
+        self.statistics.store_tokens += self._layout.tokens_in(num_new)
 
     # ---- other nodes ---------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.native.file_lock import file_lock
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.node.prefixes.headroom import Headroom
+from pdserve.node.prefixes.store.opening import check_store
 from pdserve.node.start.model import NodeModel
 from pdserve.settings.config import NodeConfig
 from pdserve.settings.values import parse_bytes
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 BATCH = 16  # blocks copied, and so not evictable, at a time
 KEPT_SHARE = 8  # at most one of this many free blocks is being copied
 KEPT_MEMORY = 16  # one of this many bytes of the machine is not pinned, for all else there is
+ABOVE_STORE = 256 << 20  # bytes of a tier that is there because a store is
 PIN_S = 600.0  # in which all nodes that start together on this machine have pinned
 
 TierBlocks: TypeAlias = FileBlocks | PinnedHostBlocks  # the memory of a tier
@@ -72,18 +74,26 @@ def make_tier_blocks(
         ConfigError: it is smaller than a block, would never be used, or is in no directory.
     """
     prefix, sizes = config.prefix, model.part_sizes
-    budget_bytes = parse_bytes(prefix.tier_memory)
+    budget_bytes = parse_bytes(prefix.tier_memory) or (ABOVE_STORE if prefix.kv_store else 0)
     if budget_bytes == 0:
         return None
     if not config.engine.prefix_cache:
         raise ConfigError(
-            "tier_memory is for evicted prefixes, and without prefix_cache there are none: leave "
-            "one of the two options out"
+            "tier_memory and kv_store are for evicted prefixes, and without prefix_cache there are "
+            "none: leave one of the two options out"
         )
     if model.layout.state_bytes:
         raise ConfigError(
-            "tier_memory is for prefixes, of which a model with states keeps none: leave it out"
+            "tier_memory and kv_store are for prefixes, of which a model with states keeps none: "
+            "leave them out"
         )
+    if prefix.kv_store and config.engine.rank_hosts and model.device.type != "cpu":
+        raise ConfigError(
+            f"kv_store {prefix.kv_store!r}: this host has only some of the KV, as rank_hosts have "
+            "GPUs with the rest: leave it out"
+        )
+    if prefix.kv_store:
+        check_store(prefix)
     num_blocks = budget_bytes // sum(sizes)
     if num_blocks == 0:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Who may have more of a prefix than the pool: the host tier, and the nodes that hints name."""
+"""Who may have more of a prefix than the pool: the host tier, nodes that hints name, the store."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pdserve.kv import need
 from pdserve.node.prefixes.cost import PullCosts
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier
+from pdserve.node.prefixes.store.node_store import NodeStore
 from pdserve.node.sessions.client import Sessions
 from pdserve.protocol import PrefixSource, Prompt
-from pdserve.settings.config import PrefixPull
+from pdserve.settings.prefixes import PrefixPull
 from pdserve.shared.clock import Clock
 
 
@@ -45,6 +46,7 @@ class Fetched:
 
     from_tier: int = 0
     from_nodes: int = 0
+    from_store: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,22 @@ class FetchParts:
     pull_costs: PullCosts
     clock: Clock
     headroom: Headroom
+    store: NodeStore | None = None
 
 
 class PrefixOffers:
     """Looks without fetching. With `pull` "never", no node is asked."""
 
     def __init__(
-        self, pool: BlockPool, sessions: Sessions, tier: NodeTier | None, pull: PrefixPull
+        self,
+        pool: BlockPool,
+        sessions: Sessions,
+        tier: NodeTier | None,
+        pull: PrefixPull,
+        store: NodeStore | None = None,
     ) -> None:
         self.pull = pull
+        self._store = store
         self._pool = pool
         self._sessions = sessions
         self._tier = tier
@@ -78,12 +87,21 @@ class PrefixOffers:
             return ()
         return [s for s in sources if not self._sessions.has_failed(s.node)]
 
-    def num_more(self, prefix: Prefix, usable: Sequence[PrefixSource]) -> int:
-        """How many blocks, beyond those in the pool, the best source or the tier has."""
+    def num_more(
+        self, prefix: Prefix, usable: Sequence[PrefixSource], *, is_here: bool = False
+    ) -> int:
+        """How many blocks, beyond those in the pool, the best source, tier or store has.
+
+        `is_here`: only what this host has.
+        """
         num_here = len(self._pool.match_prefix(prefix.hashes))
         ends = [prefix.num_offered(source, self._pool.block_size) for source in usable]
+        end = num_here
         if self._tier is not None:
-            ends.append(num_here + self._tier.match(prefix.hashes[num_here:]))
+            end += self._tier.match(prefix.hashes[end:])
+        if self._store is not None and not is_here:
+            end += self._store.num_first(prefix.hashes[end:])
+        ends.append(end)
         return max([end - num_here for end in ends] + [0])
 
     def has_kv_of(self, request: Request) -> bool:

@@ -75,8 +75,9 @@ class SourcePuller:
                     session.link, ticket, block_ids + taken, begin, self._timeout_s
                 )
             num_full = min(layout.full_blocks(covered), len(prefix.hashes)) - num_here
+            owner = prefix.prompt.owner
             for index in range(num_full):
-                self._pool.publish(taken[index], prefix.hashes[num_here + index])
+                self._pool.publish(taken[index], prefix.hashes[num_here + index], owner)
             block_ids += taken[:num_full]
         finally:
             self._pool.release(taken[num_full:])

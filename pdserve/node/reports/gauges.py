@@ -17,6 +17,7 @@ from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import NodeMetrics
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetchStatistics
+from pdserve.node.prefixes.store.node_store import NodeStore
 from pdserve.node.roles import NodeParts
 from pdserve.node.services import Services
 from pdserve.node.split_cores.phases import Phases
@@ -210,6 +211,7 @@ def watch_prefix_fetches(metrics: NodeMetrics, fetched: PrefixFetchStatistics) -
     count("prefix_tokens", "Prompt tokens fetched from other nodes", lambda: fetched.tokens)
     count("prefix_bytes", "KV bytes of prefixes fetched from other nodes", lambda: fetched.bytes)
     count("prefix_tier_tokens", "Prompt tokens from the host tier", lambda: fetched.tier_tokens)
+    count("prefix_store_tokens", "Prompt tokens from the store", lambda: fetched.store_tokens)
     count("prefix_declined", "Prefixes faster to compute than to fetch", lambda: fetched.declined)
     count("prefix_crowded", "Prefixes for which there was no room", lambda: fetched.crowded)
     count("prefix_failed", "Sources of prefixes that failed", lambda: fetched.failed)
@@ -240,6 +242,24 @@ def watch_tier(metrics: NodeMetrics, tier: HostTier) -> None:
     count("tier_stale", "Loads of blocks that were evicted in the meantime", lambda: moved.stale)
     count("tier_corrupt", "Loads of other bytes than were stored", lambda: moved.corrupt)
     count("tier_bytes", "KV bytes copied to and from it", lambda: moved.bytes)
+
+
+def watch_store(metrics: NodeMetrics, store: NodeStore) -> None:
+    """The prefix store."""
+    count, seen = metrics.count, store.statistics
+    metrics.watch("store_bytes", "Bytes in the prefix store, all nodes'", lambda: store.num_bytes)
+    metrics.watch("store_known_blocks", "KV blocks to be read there", lambda: len(store.index))
+    metrics.watch("store_closed", "1 while it is too slow to ask", lambda: store.breaker.is_open)
+    count("store_written", "KV blocks written to the prefix store", lambda: seen.written)
+    count("store_read", "KV blocks read from it", lambda: seen.read)
+    count("store_missed", "KV blocks gone before they were written", lambda: seen.missed)
+    count("store_declined", "KV blocks sooner computed than read", lambda: seen.declined)
+    count("store_missing", "KV blocks that others had removed", lambda: seen.missing)
+    count("store_corrupt", "KV blocks that it had other bytes of", lambda: seen.corrupt)
+    count("store_evicted", "KV blocks removed from it as too much", lambda: seen.evicted)
+    count("store_slow", "Prompts that waited for it in vain", lambda: seen.slow)
+    count("store_failed", "Reads, writes and surveys that failed", lambda: seen.failed)
+    count("store_moved_bytes", "KV bytes to and from it", lambda: seen.bytes)
 
 
 def observe_step(metrics: NodeMetrics, report: StepReport) -> None:

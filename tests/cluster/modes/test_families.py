@@ -21,7 +21,8 @@ from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.engine.models.config import load_model_config
 from pdserve.kv.layout import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
-from pdserve.settings.config import Mode, PrefixConfig
+from pdserve.settings.config import Mode
+from pdserve.settings.prefixes import PrefixConfig
 from pdserve.settings.values import format_cpus
 from tests.cluster.checkpoints import FAMILIES, Reference, make_family, make_prompt
 from tests.cluster.client import Client, Follower, Output

@@ -14,7 +14,8 @@ from pdserve.commands.cluster.child import Child
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.ports import ReservedPort
 from pdserve.commands.cluster.supervisor import OWN_COMMAND
-from pdserve.settings.config import PrefixConfig, RoutingConfig
+from pdserve.settings.config import RoutingConfig
+from pdserve.settings.prefixes import PrefixConfig
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll

@@ -26,7 +26,8 @@ from pdserve.node.memory.kv_memory import commit_if_asked, engine_buffer, make_k
 from pdserve.node.prefixes.host_tier import Machine, make_tier, make_tier_blocks
 from pdserve.node.start.model import NodeModel, plan_model
 from pdserve.protocol import NodeRole
-from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
+from pdserve.settings.config import EngineConfig, NodeConfig
+from pdserve.settings.prefixes import PrefixConfig
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.process.user_cache import cache_folder
 from tests.fakes.gpus import FakeHost

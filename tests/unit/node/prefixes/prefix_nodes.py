@@ -15,21 +15,24 @@ from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
 from kv_transfer.memory import ExportedPool
 from kv_transfer.puller import Puller
+from kv_transfer.store.blobs import Blobs
 from kv_transfer.tier import FileBlocks
 from kv_transfer.transports.catalog import KINDS
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.measured.perf_model import PerfModel
-from pdserve.node.prefixes.cost import PullCosts
+from pdserve.node.prefixes.cost import PrefixWorth, PullCosts
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.fetch import PrefixFetcher
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier, TierBlocks, make_tier
 from pdserve.node.prefixes.offers import FetchParts, Prefix, PrefixOffers
+from pdserve.node.prefixes.store.node_store import NodeStore
+from pdserve.node.prefixes.store.upkeep import Limits
 from pdserve.node.sessions.client import Sessions
 from pdserve.node.sessions.server import SessionServer
 from pdserve.protocol import NodeAddress, PrefixSource, Prompt, StepCosts
-from pdserve.settings.config import PrefixPull
+from pdserve.settings.prefixes import PrefixPull
 from pdserve.settings.timeouts import Timeouts
 from pdserve.shared.clock import SystemClock
 from pdserve.shared.introduction import introduce
@@ -59,7 +62,7 @@ def make_layout(block_size: int = BLOCK) -> KvLayout:
 
 def made_fetcher(parts: FetchParts, pull: PrefixPull, timeout_s: float) -> PrefixFetcher:
     """As `pdserve.node.assembly` makes it."""
-    offers = PrefixOffers(parts.pool, parts.sessions, parts.tier, pull)
+    offers = PrefixOffers(parts.pool, parts.sessions, parts.tier, pull, parts.store)
     return PrefixFetcher(parts, offers, timeout_s)
 
 
@@ -76,8 +79,10 @@ class PrefixNode:
         timeout_s: float = PREFIX_S,
         timeouts: Timeouts = TIMEOUTS,
         gpus: FakeHost | None = None,
+        blobs: Blobs | None = None,
+        store_bytes: int = 0,
     ) -> None:
-        """With `gpus`, the pool is on the first of them."""
+        """With `gpus`, the pool is on the first of them; with `blobs`, there is a store."""
         self.name = name
         self.layout = make_layout(block_size)
         identity = KvIdentity("m", "r", self.layout)
@@ -110,15 +115,22 @@ class PrefixNode:
         servicer = SessionServer(self.exporter, None, clock, TIMEOUTS.connect_s, self.exports)
         session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self.server.grpc)
         self.sessions = Sessions(name, f"{name}-1", identity, self.puller, clock, TIMEOUTS)
+        costs = PullCosts(PerfModel(), token_budget=512)
+        self.store: NodeStore | None = None
+        if blobs is not None and self.tier is not None:
+            worth = PrefixWorth(costs, self.layout, clock, pull)
+            kind = identity.fingerprint
+            self.store = NodeStore(blobs, self.tier, self.pool, kind, worth, Limits(store_bytes, 0))
         self.parts = FetchParts(
             pool=self.pool,
             identity=identity,
             puller=self.puller,
             sessions=self.sessions,
             tier=self.tier,
-            pull_costs=PullCosts(PerfModel(), token_budget=512),
+            pull_costs=costs,
             clock=clock,
             headroom=self.headroom,
+            store=self.store,
         )
         self.fetcher = made_fetcher(self.parts, pull, timeout_s)
         self.port = 0
@@ -139,11 +151,15 @@ class PrefixNode:
         self.port = await self.server.start("127.0.0.1", 0)
         if self.tier is not None:
             self.tier.start()
+        if self.store is not None:
+            self.store.start()
 
     async def close(self) -> None:
         await self.sessions.close()
         await self.server.stop(0)
         await self.exports.close()
+        if self.store is not None:
+            await self.store.close()
         if self.tier is not None:
             await self.tier.close()
         await self.exporter.close()
@@ -152,19 +168,20 @@ class PrefixNode:
 
     # ---- prompts -------------------------------------------------------------------------------
 
-    def prefix(self, token_ids: Sequence[int] = PROMPT) -> Prefix:
+    def prefix(self, token_ids: Sequence[int] = PROMPT, salt: str = "") -> Prefix:
         usable = (len(token_ids) - 1) // self.layout.block_size
-        hashes = Prompt(token_ids).hashes(self.layout.block_size)
-        return Prefix(Prompt(list(token_ids)), hashes[:usable])
+        prompt = Prompt(list(token_ids), cache_salt=salt)
+        return Prefix(prompt, prompt.hashes(self.layout.block_size)[:usable])
 
-    def compute(self, token_ids: Sequence[int], seed: int = 1) -> None:
+    def compute(self, token_ids: Sequence[int], seed: int = 1, salt: str = "") -> None:
         """As if a prompt had run here: its full blocks are cached, with content by position."""
-        hashes = Prompt(token_ids).hashes(self.layout.block_size)
+        prompt = Prompt(list(token_ids), cache_salt=salt)
+        hashes = prompt.hashes(self.layout.block_size)
         table = self.pool.take_prefix(hashes)
         table += self.pool.allocate(len(hashes) - len(table))
         for index, block_id in enumerate(table):
             self.data[block_id] = self.content(index, seed).reshape(-1)
-            self.pool.publish(block_id, hashes[index])
+            self.pool.publish(block_id, hashes[index], prompt.owner)
         self.pool.release(table)
 
     def content(self, index: int, seed: int = 1) -> NDArray[np.uint8]:

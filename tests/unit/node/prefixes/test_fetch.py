@@ -13,7 +13,7 @@ import pytest
 from pdserve.node.prefixes.cost import patience_s
 from pdserve.node.prefixes.headroom import MAX_SHARE
 from pdserve.protocol import NodeAddress, PrefixAnswer, PrefixSource, StepCosts
-from pdserve.settings.config import PrefixPull
+from pdserve.settings.prefixes import PrefixPull
 from pdserve.shared.errors import CorruptTransfer, PeerLost
 from tests.unit.node.prefixes.prefix_nodes import (
     BLOCK,

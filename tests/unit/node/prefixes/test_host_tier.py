@@ -15,7 +15,8 @@ from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag
 from pdserve.node.prefixes.host_tier import BATCH, NodeTier, TierBlocks, make_tier_blocks
 from pdserve.node.start.model import plan_model
-from pdserve.settings.config import EngineConfig, NodeConfig, PrefixConfig
+from pdserve.settings.config import EngineConfig, NodeConfig
+from pdserve.settings.prefixes import PrefixConfig
 from pdserve.shared.errors import ConfigError
 from tests.fakes.gpus import FakeHost
 from tests.full_disk import full_disk
