@@ -132,6 +132,16 @@ def add_certs_flags(parser: FlagParser) -> None:
     )
 
 
+def add_store_flags(parser: FlagParser) -> None:
+    """Flags of `pdserve store`."""
+    parser.add_argument(
+        "folder", metavar="DIR", type=Path, help="the setting prefix.kv_store of nodes"
+    )
+    parser.add_argument(
+        "--erase", metavar="TENANT", help='a tenant or cache group; "": of requests without a key'
+    )
+
+
 def add_doctor_flags(parser: FlagParser) -> None:
     """Flags of `pdserve doctor`."""
     parser.add_argument(

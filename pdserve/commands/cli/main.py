@@ -24,6 +24,7 @@ from pdserve.commands.cli.command_flags import (
     add_record_flags,
     add_role_flags,
     add_status_flags,
+    add_store_flags,
     add_url_flag,
     add_usage_flags,
 )
@@ -136,6 +137,9 @@ def build_parser() -> FlagParser:
     add_url_flag(revisions)
     add_key_flags(add("key", "create an API key for a tenant", _key))
     add_certs_flags(add("certs", "make or renew certificates for mTLS between processes", _certs))
+    add_store_flags(
+        add("store", "list what a prefix store has of each tenant, or erase it", _store)
+    )
     add_usage_flags(add("usage", "report the usage of each tenant", _usage))
     add_doctor_flags(add("doctor", "check this machine, or a running cluster", _doctor))
     add_inspect_flags(
@@ -301,6 +305,12 @@ def _certs(arguments: argparse.Namespace) -> int:
     from pdserve.commands.cli import certs
 
     return certs.run(arguments.directory, arguments.role, arguments.host, arguments.days)
+
+
+def _store(arguments: argparse.Namespace) -> int:
+    from pdserve.commands.cli import store
+
+    return store.run(arguments.folder, arguments.erase)
 
 
 def _usage(arguments: argparse.Namespace) -> int:
