@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from coordinator.tenants.identity import Tenant
 from kv_transfer.store.blobs import Blob, FolderBlobs
 from kv_transfer.store.entry import HEADER_BYTES, Key, check, owner_name, seal
 from kv_transfer.store.erasure import erase, mark_of, marks
 from kv_transfer.store.eviction import Content, stamp_of_use, victims
+from pdserve.protocol import Prompt
 from pdserve.shared.errors import CorruptTransfer
 from tests.full_disk import full_disk
 
@@ -135,3 +137,24 @@ def test_names_of_owners_are_names_of_files() -> None:
     names = {owner_name(owner) for owner in ("", "a", "a/b", "..", "x" * 300, "x" * 301, "é")}
     assert len(names) == 7
     assert all("/" not in name and name not in (".", "..") and len(name) < 200 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("salt", "owner"),
+    [
+        ("", ""),
+        ("mine", ""),
+        ("4:acme:", "acme"),
+        ("4:acme:a:b", "acme"),
+        ("5:a:b.c:", "a:b.c"),
+        ("9:acme:", ""),
+        ("4:acmes", ""),
+        ("x:acme:", ""),
+        ("0:", ""),
+        ("99999:a:", ""),
+    ],
+)
+def test_salts_say_whose_prompts_are(salt: str, owner: str) -> None:
+    assert Prompt([1], cache_salt=salt).owner == owner
+    if owner:
+        assert salt.startswith(Tenant(name="t", cache_group=owner).cache_salt(""))
