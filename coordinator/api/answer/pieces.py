@@ -22,11 +22,13 @@ class Piece:
     def takes(self, other: Piece) -> bool:
         """Return whether `other`, the next piece, can be merged into this one.
 
-        That is so if both are only text or both are only reasoning.
+        That is so if both are only text of one phase, or both are only reasoning.
         """
-        kinds = [(bool(p.content), bool(p.reasoning)) for p in (self.parts, other.parts)]
-        is_mixed = all(kinds[0]) or self.parts.calls or other.parts.calls
-        return kinds[0] == kinds[1] and not is_mixed
+        own, others = (
+            (bool(p.content), bool(p.reasoning), p.phase) for p in (self.parts, other.parts)
+        )
+        is_mixed = all(own[:2]) or self.parts.calls or other.parts.calls
+        return own == others and not is_mixed
 
 
 class AnswerPieces:

@@ -19,11 +19,11 @@ from coordinator.api.messages.objects import Block, TextBlock, ThinkingBlock, To
 from coordinator.api.messages.signatures import signature
 from coordinator.api.read.arguments import read_arguments
 from coordinator.api.read.json_text import JsonReader
-from coordinator.text.parts import CallPiece, Parts
+from coordinator.text.parts import CallPiece, Parts, Phase
 
 
 class OutputBlocks:
-    """The blocks of one answer. Content of another kind than the open block's ends that block.
+    """The blocks of one answer. Content of another kind or phase than the open one's ends that.
 
     Args:
         make_call_id: makes ids of calls, in the form that the model's template accepts.
@@ -38,6 +38,7 @@ class OutputBlocks:
         self._shows_thinking = shows_thinking
         self._open: Block | None = None
         self._text: list[str] = []  # of the open block
+        self._phase: Phase | None = None  # of the last text
         self._text_delta: TextTemplate | None = None  # of the open block, if that is text
 
     def add(self, parts: Parts) -> list[bytes]:
@@ -46,7 +47,7 @@ class OutputBlocks:
         if parts.reasoning:
             told += self._add_thinking(parts.reasoning)
         if parts.content:
-            told += self._add_text(parts.content)
+            told += self._add_text(parts.content, parts.phase)
         for call in parts.calls:
             told += self._add_call(call)
         return told
@@ -82,8 +83,10 @@ class OutputBlocks:
             told.append(self._delta(MoreThinking(thinking=text)))
         return told
 
-    def _add_text(self, text: str) -> list[bytes]:
-        told = [] if isinstance(self._open, TextBlock) else self._begin(TextBlock())
+    def _add_text(self, text: str, phase: Phase | None) -> list[bytes]:
+        goes_on = isinstance(self._open, TextBlock) and self._phase == phase
+        told = [] if goes_on else self._begin(TextBlock())
+        self._phase = phase
         self._text.append(text)
         if self._text_delta is None:
             self._text_delta = TextTemplate(lambda text: self._delta(MoreText(text=text)))

@@ -9,7 +9,7 @@ from zlib import crc32
 import msgspec
 from msgspec import structs
 
-from coordinator.api.prompt.earlier_calls import template_call, template_id
+from coordinator.api.prompt.earlier_calls import one_by_one, template_call, template_id
 from coordinator.api.prompt.fit import FittedPrompt, check_num_chars, fitted
 from coordinator.api.read.chat import ChatRequest, Message, ToolCall
 from coordinator.api.read.json_text import JsonReader
@@ -22,6 +22,8 @@ from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest
 MAX_ECHOED_CHARS = 1 << 20  # in all choices together: prompts may be truncated, echoes are not
 
 _ENCODER = msgspec.msgpack.Encoder()
+# The least and the most that such a model was trained with: it cannot do without.
+_EFFORTS_OF_HARMONY = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 _TEMPLATE_ROLES = {"developer": "system"}
 
 
@@ -109,15 +111,16 @@ def _template_input(request: ChatRequest, tool_format: ToolFormat | None) -> Tem
         )
     prompts = request.add_generation_prompt
     reader = JsonReader()
+    messages = [
+        _template_message(message, f"messages[{i}]", reader, tool_format)
+        for i, message in enumerate(_with_calls_of_tools(request.messages))
+    ]
     return TemplateInput(
-        messages=[
-            _template_message(message, f"messages[{i}]", reader, tool_format)
-            for i, message in enumerate(_with_calls_of_tools(request.messages))
-        ],
+        messages=list(one_by_one(messages)) if tool_format is ToolFormat.HARMONY else messages,
         add_generation_prompt=not continues if prompts is None else prompts,
         continue_final_message=continues,
         add_special_tokens=bool(request.add_special_tokens),
-        variables=_hints(request) | (request.chat_template_kwargs or {}),
+        variables=_hints(request, tool_format) | (request.chat_template_kwargs or {}),
         documents=request.documents or [],
         tools=[msgspec.to_builtins(tool) for tool in request.tools or []]
         if request.tool_choice != "none"
@@ -125,14 +128,16 @@ def _template_input(request: ChatRequest, tool_format: ToolFormat | None) -> Tem
     )
 
 
-def _hints(request: ChatRequest) -> dict[str, Any]:
+def _hints(request: ChatRequest, tool_format: ToolFormat | None) -> dict[str, Any]:
     """Return template variables for reasoning effort and verbosity; not all templates use them."""
     hints: dict[str, Any] = {}
     if request.verbosity is not None:
         hints["verbosity"] = request.verbosity
     if request.reasoning_effort is not None:
         thinks = request.reasoning_effort != "none"
-        hints["reasoning_effort"] = request.reasoning_effort
+        effort = request.reasoning_effort
+        known = _EFFORTS_OF_HARMONY if tool_format is ToolFormat.HARMONY else {}
+        hints["reasoning_effort"] = known.get(effort, effort)
         hints |= {"enable_thinking": thinks, "thinking": thinks}  # names differ by checkpoint
     return hints
 
@@ -176,7 +181,7 @@ def _template_message(
     if thought is not None:  # templates read it by either name
         values |= {"reasoning_content": thought, "reasoning": thought}
         if tool_format is ToolFormat.HARMONY:
-            values["thinking"] = thought
+            values |= _thinking(thought, values["content"], has_calls=bool(message.tool_calls))
     if message.tool_call_id is not None:
         values["tool_call_id"] = template_id(message.tool_call_id, tool_format)
     if message.tool_calls:
@@ -184,6 +189,13 @@ def _template_message(
             template_call(call, reader, tool_format) for call in message.tool_calls
         ]
     return values
+
+
+def _thinking(thought: str, content: str, *, has_calls: bool) -> dict[str, str]:
+    """Reasoning for the templates of harmony, which take it or a content with calls, not both."""
+    if not (has_calls and thought and content):
+        return {"thinking": thought}
+    return {"thinking": f"{thought}\n{content}", "content": ""}
 
 
 def _text(message: Message, where: str, may_be_empty: bool) -> str:

@@ -132,7 +132,8 @@ class ItemsFormat:
         if parts.reasoning:
             told += self._output.add_reasoning(parts.reasoning)
         if parts.content:
-            told += self._output.add_text(parts.content, self._logprobs(piece.tokens))
+            logprobs = self._logprobs(piece.tokens)
+            told += self._output.add_text(parts.content, logprobs, parts.phase)
         for call in parts.calls:
             told += self._output.add_call(call)
         return told

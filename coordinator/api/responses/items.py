@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from coordinator.api.answer.bodies import TokenLogprob
 from coordinator.api.responses.requests import Role
+from coordinator.text.parts import Phase
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -39,6 +40,7 @@ class MessageItem(Struct, kw_only=True, tag_field="type", tag="message"):
     status: ItemStatus = "in_progress"
     role: Role = "assistant"
     content: list[OutputText | InputText] = []
+    phase: Phase | UnsetType = UNSET  # of the model's, where its format tells
 
 
 class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):

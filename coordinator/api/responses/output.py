@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, TypedDict
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from coordinator.api.answer.bodies import TokenLogprob
 from coordinator.api.responses import events
@@ -17,7 +17,7 @@ from coordinator.api.responses.items import (
     ReasoningItem,
     ReasoningText,
 )
-from coordinator.text.parts import CallPiece
+from coordinator.text.parts import CallPiece, Phase
 
 
 class _Place(TypedDict):
@@ -53,12 +53,14 @@ class OutputItems:
         self._text.append(text)
         return [*told, events.ReasoningDelta(**self._place(item), delta=text)]
 
-    def add_text(self, text: str, logprobs: list[TokenLogprob]) -> list[events.Event]:
-        """Add message text; return the events."""
+    def add_text(
+        self, text: str, logprobs: list[TokenLogprob], phase: Phase | None = None
+    ) -> list[events.Event]:
+        """Add message text, a message for each phase; return the events."""
         told: list[events.Event] = []
-        item = self._open_item
-        if not isinstance(item, MessageItem):
-            item = MessageItem(id=self._id("msg"))
+        item, own = self._open_item, UNSET if phase is None else phase
+        if not isinstance(item, MessageItem) or item.phase != own:
+            item = MessageItem(id=self._id("msg"), phase=own)
             told += self._begin(item)
             told.append(events.PartAdded(**self._place(item), part=OutputText()))
         self._text.append(text)

@@ -2,6 +2,6 @@
 
 from coordinator.text.parts.answer import AnswerParts
 from coordinator.text.parts.catalog import ToolFormat, detect_tool_format
-from coordinator.text.parts.interface import CallPiece, Parts
+from coordinator.text.parts.interface import CallPiece, Parts, Phase
 
-__all__ = ["AnswerParts", "CallPiece", "Parts", "ToolFormat", "detect_tool_format"]
+__all__ = ["AnswerParts", "CallPiece", "Parts", "Phase", "ToolFormat", "detect_tool_format"]

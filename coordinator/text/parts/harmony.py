@@ -14,7 +14,15 @@ import re
 from enum import Enum, auto
 from typing import Final
 
-from coordinator.text.parts.interface import SPACE, CallPiece, Parts, Tools, first_mark, held_length
+from coordinator.text.parts.interface import (
+    SPACE,
+    CallPiece,
+    Parts,
+    Phase,
+    Tools,
+    first_mark,
+    held_length,
+)
 
 START, CHANNEL, MESSAGE, CONSTRAIN, END = (
     f"<|{mark}|>" for mark in ("start", "channel", "message", "constrain", "end")
@@ -25,6 +33,7 @@ _BEGINS: Final = (START, CHANNEL, MESSAGE, " to=")  # a header
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _FINAL: Final = f"{CHANNEL}final"
+_PHASES: Final[dict[str, Phase]] = {"commentary": "commentary", "final": "final_answer"}
 _MOST_HEADER: Final = 512  # characters; what is longer is none
 
 
@@ -61,6 +70,7 @@ class Harmony:
         self._is_shown = is_shown
         self._is_streamed = is_streamed
         self._kind = _Kind.CONTENT if has_begun else None  # of the message; None: in a header
+        self._phase: Phase | None = "final_answer" if has_begun else None
         self._rest = ""
         self._kept = ""  # reasoning so far that is not streamed
         self._num_calls = 0
@@ -114,7 +124,7 @@ class Harmony:
         if not mark and _may_begin(header) and len(header) <= _MOST_HEADER:
             return False
         if not mark or not _may_begin(header + mark):
-            self._kind = _Kind.CONTENT
+            self._kind, self._phase = _Kind.CONTENT, None
             return True
         self._rest = body
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
@@ -124,6 +134,7 @@ class Harmony:
             self._kind = _Kind.REASONING
         else:
             self._kind = _Kind.CONTENT
+            self._phase = None if channel is None else _PHASES.get(channel[1])
             self.may_reason &= channel is None or channel[1] != "final"
         return True
 
@@ -137,8 +148,9 @@ class Harmony:
                 self._kept += text if self._is_shown else ""
                 if self._is_streamed:
                     parts.reasoning, self._kept = parts.reasoning + self._kept, ""
-            case _:
+            case _ if text:
                 parts.content += text
+                parts.phase = self._phase
 
     def _call(self, arguments: str, parts: Parts) -> None:
         parts.calls.append(CallPiece(self._num_calls, self._name, arguments))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 SPACE = " \t\r\n"
+Phase = Literal["commentary", "final_answer"]  # of content: on the way to an answer, or the answer
 Tools = Mapping[str, Mapping[str, Any]]  # name of an offered function |-> schema of its arguments
 
 
@@ -27,6 +28,7 @@ class Parts:
     content: str = ""
     reasoning: str = ""
     calls: list[CallPiece] = field(default_factory=list)
+    phase: Phase | None = None  # of the last content; None: the format tells none
 
     @property
     def is_content_only(self) -> bool:
@@ -44,7 +46,8 @@ class Parts:
                 calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + piece.arguments)
             else:
                 calls.append(piece)
-        return Parts(self.content + other.content, self.reasoning + other.reasoning, calls)
+        phase = other.phase if other.content else self.phase
+        return Parts(self.content + other.content, self.reasoning + other.reasoning, calls, phase)
 
 
 class PartsParser(Protocol):
