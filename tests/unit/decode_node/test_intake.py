@@ -108,11 +108,15 @@ class ScriptedFetcher:
     pool: BlockPool
     num_blocks: int = 0
 
-    def could_fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
+    def could_fetch(
+        self, prefix: Prefix, sources: Sequence[PrefixSource], *, is_here: bool = False
+    ) -> bool:
         return self.num_blocks > 0
 
-    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> Fetched:
-        assert not sources
+    async def fetch(
+        self, prefix: Prefix, sources: Sequence[PrefixSource], *, is_here: bool = False
+    ) -> Fetched:
+        assert is_here
         blocks = self.pool.allocate(self.num_blocks)
         for block_id, block_hash in zip(blocks, prefix.hashes, strict=False):
             self.pool.publish(block_id, block_hash)

@@ -39,10 +39,14 @@ class ScriptedFetcher:
         self.is_fetching = False
         self.failure: Exception | None = None
 
-    def could_fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> bool:
+    def could_fetch(
+        self, prefix: Prefix, sources: Sequence[PrefixSource], *, is_here: bool = False
+    ) -> bool:
         return self.has_use
 
-    async def fetch(self, prefix: Prefix, sources: Sequence[PrefixSource]) -> Fetched:
+    async def fetch(
+        self, prefix: Prefix, sources: Sequence[PrefixSource], *, is_here: bool = False
+    ) -> Fetched:
         if not self.has_use:
             return Fetched()
         self.prefixes.append(prefix)
