@@ -15,6 +15,7 @@
 #include "rows/launch.h"
 #include "sampling/launch.h"
 #include "shared_memory.h"
+#include "streams/bind.h"
 #include "transfer/checksum.h"
 #include "transfer/generations.h"
 #include "transfer/planes.h"
@@ -22,6 +23,7 @@
 #include "vocabulary.h"
 
 NB_MODULE(_native, m) {
+    nanobind::set_leak_warnings(false);  // tables of a tokenizer may live as long as the process
     m.doc() = "Native kernels of pdserve.";
     pdserve::bind_cpu(m);
     pdserve::bind_threads(m);
@@ -42,4 +44,5 @@ NB_MODULE(_native, m) {
     pdserve::bind_planes(m);
     pdserve::bind_json_shape(m);
     pdserve::bind_vocabulary(m);
+    pdserve::bind_streams(m);
 }

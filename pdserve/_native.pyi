@@ -6,7 +6,7 @@ message names the argument, what was expected and what was found.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -794,3 +794,101 @@ def json_shape(text: bytes) -> tuple[int, int, int, int]:
     some MiB. The text need not be valid: a parser stops at its first error, before it has created
     more than was counted.
     """
+
+class TokenRun:
+    """The output of one request as it arrives: all of it, and what nobody has read yet."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens so far, copied."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `add_tokens` adds to it."""
+
+    def extend(self, token_ids: list[int]) -> None:
+        """Add tokens that whoever reads the run gets in another way."""
+
+    def open(self, until_s: float) -> None:
+        """Have `add_tokens` add to it until this moment."""
+
+    def close(self) -> None:
+        """Have it add nothing any more."""
+
+    def read(self) -> list[tuple[int, list[int], float]]:
+        """Return what nobody has read: (output index, tokens, when they came) of each arrival."""
+
+class _HasRun(Protocol):
+    """A request with a run."""
+
+    @property
+    def output(self) -> TokenRun: ...
+
+_R = TypeVar("_R", bound=_HasRun)
+
+def add_tokens(
+    running: dict[str, _R],
+    ids: list[str],
+    indices: list[int],  # of each token in the output of the request with this id
+    token_ids: list[int],
+    now_s: float,
+) -> tuple[list[_R], list[int], int]:
+    """Add tokens to the open runs of requests, each if it is the next one.
+
+    Returns the requests that have tokens to be read now and had none, the positions of the tokens
+    that were not added although there is such a request, and the number of those that were. Raises
+    ValueError: the columns differ in length.
+    """
+
+class Histogram:
+    """Counts of values by bucket. One thread at a time may observe."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """`bounds`: the greatest value of each bucket, rising; one more has all beyond."""
+
+    def observe(self, value: float) -> None: ...
+    @property
+    def counts(self) -> list[int]: ...
+    @property
+    def sum(self) -> float: ...
+
+class PieceTable:
+    """The bytes that tokens stand for, as far as they were told."""
+
+    def __init__(self) -> None: ...
+    def add(self, token_id: int, piece: bytes, is_special: bool) -> None: ...
+
+class TextDecoder:
+    """The text of a stream of bytes, in pieces that are whole characters."""
+
+    def __init__(self, pieces: PieceTable, skips_special: bool, keeps_some: bool) -> None:
+        """For `TextEvents`: whether special tokens have no text, and whether some do all the same.
+
+        Which ones is not said, so then it makes no event of any.
+        """
+
+    def decode(self, piece: bytes) -> str:
+        """Return the characters that are complete with these bytes; U+FFFD for what is none."""
+
+    def finish(self) -> str:
+        """Return U+FFFD if a character is not complete, and forget it."""
+
+    @property
+    def is_inside_character(self) -> bool: ...
+
+class TextEvents:
+    """Events of a stream that hold nothing but the text of tokens of a run."""
+
+    def __init__(self, decoder: TextDecoder, gaps: Histogram, before: bytes, behind: bytes) -> None:
+        """`before`, `behind`: what is around the text in each event. `gaps`: between tokens, s."""
+
+    def next(
+        self, run: TokenRun, most: int, last_s: float
+    ) -> tuple[bytes | None, int, int, float] | None:
+        """Read the run: (event, number of tokens, of characters, when the last one came).
+
+        The event is None if the tokens have no text. `last_s`: when the one before them came. None,
+        and nothing is read: there are more than `most`, or the text of one has not been told.
+        """

@@ -26,13 +26,14 @@ wins, and among several that end at the same character the longest.
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
+
+from pdserve._native import PieceTable, TextDecoder
 
 _FALLBACK_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -55,6 +56,7 @@ class TokenPieces:
         self.is_byte_level = kinds == ["ByteLevel"]
         self._has_byte_fallback = "ByteFallback" in kinds
         self._alphabet = _byte_of_character() if self.is_byte_level else {}
+        self.table = PieceTable()  # of a byte-level tokenizer: what `exact` has found
         self._exact: dict[int, bytes | None] = {}
         self._whole: dict[int, str | None] = {}
 
@@ -93,12 +95,17 @@ class TokenPieces:
         if token is None:  # beyond the vocabulary: models pad their embeddings
             return b""
         if self.is_byte_level:
-            values = [self._alphabet.get(char) for char in token]
-            known = [value for value in values if value is not None]
-            return bytes(known) if len(known) == len(values) else token.encode()
+            piece = self._byte_level_piece(token)
+            self.table.add(token_id, piece, token_id in self.special_ids)
+            return piece
         if self._has_byte_fallback and (match := _FALLBACK_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
         return None
+
+    def _byte_level_piece(self, token: str) -> bytes:
+        values = [self._alphabet.get(char) for char in token]
+        known = [value for value in values if value is not None]
+        return bytes(known) if len(known) == len(values) else token.encode()
 
 
 def _decoded(piece: bytes) -> str | None:
@@ -117,7 +124,6 @@ def _decoder_kinds(backend: tokenizers.Tokenizer) -> list[str]:
     return [part["type"] for part in parts]
 
 
-_UTF8 = codecs.getincrementaldecoder("utf-8")
 _MAX_CONTEXT = 8  # tokens; more than one only while tokens add no text
 
 
@@ -135,10 +141,14 @@ class IncrementalDetokenizer:
         self._pieces = pieces
         self._kept_ids = kept_ids
         self.skip_special_tokens = skip_special_tokens
-        self._utf8 = _UTF8(errors="replace")
-        self._is_inside_character = False
+        self._utf8 = TextDecoder(pieces.table, skip_special_tokens, bool(kept_ids))
         self._context: list[int] = []
         self._context_text = ""
+
+    @property
+    def decoder(self) -> TextDecoder | None:
+        """What may take tokens in place of `push`; None: some depend on those before them."""
+        return self._utf8 if self._pieces.is_byte_level else None
 
     def push(self, token_id: int) -> str:
         """Take the next token; return the text that is certain now.
@@ -146,8 +156,11 @@ class IncrementalDetokenizer:
         It is often, but not always, the text of this token.
         """
         if self.skip_special_tokens and token_id in self._pieces.special_ids:
-            return self._kept(token_id) if token_id in self._kept_ids else ""
-        if not self._is_inside_character:
+            if token_id in self._kept_ids:
+                return self._kept(token_id)
+            self._pieces.exact(token_id)  # noted for the decoder, which skips it too
+            return ""
+        if not self._utf8.is_inside_character:
             whole = self._pieces.whole(token_id)
             if whole is not None:
                 return whole
@@ -155,7 +168,7 @@ class IncrementalDetokenizer:
         if piece is None:
             return self.finish() + self._push_behind_context(token_id)
         if self._pieces.is_byte_level or not piece:
-            return self._decode_bytes(piece)
+            return self._utf8.decode(piece)
         return self._push_fallback_byte(token_id, piece)
 
     def _kept(self, token_id: int) -> str:
@@ -163,13 +176,7 @@ class IncrementalDetokenizer:
 
     def finish(self) -> str:
         """End the stream; an incomplete character is returned as U+FFFD."""
-        self._is_inside_character = False
-        return self._utf8.decode(b"", final=True)
-
-    def _decode_bytes(self, piece: bytes) -> str:
-        text = self._utf8.decode(piece)
-        self._is_inside_character = bool(self._utf8.getstate()[0])
-        return text
+        return self._utf8.finish()
 
     def _push_behind_context(self, token_id: int) -> str:
         text = self._pieces.decode([*self._context, token_id])
@@ -183,7 +190,7 @@ class IncrementalDetokenizer:
     def _push_fallback_byte(self, token_id: int, piece: bytes) -> str:
         is_first = not self._context
         self._set_context([token_id])
-        text = self._decode_bytes(piece)
+        text = self._utf8.decode(piece)
         if is_first and text:  # the decoder may drop a space at the start of a text
             return self._context_text
         return text

@@ -144,8 +144,8 @@ class TextTemplate:
 
     def __init__(self, encode: Callable[[str], bytes]) -> None:
         """`encode` returns the whole event for a text, which must occur in it exactly once."""
-        self._before, self._behind = encode(_MARK).split(msgspec.json.encode(_MARK))
+        self.before, self.behind = encode(_MARK).split(msgspec.json.encode(_MARK))
 
     def filled(self, text: str) -> bytes:
         """Return the event with `text` filled in."""
-        return self._before + msgspec.json.encode(text) + self._behind
+        return self.before + msgspec.json.encode(text) + self.behind

@@ -51,6 +51,12 @@ class AnswerParts:
         return self._reasoning is not None and not self._reasoning.is_over
 
     @property
+    def is_content(self) -> bool:
+        """Whether all further text is content, as it is."""
+        is_whole = self._tools is None and not self._must_call
+        return is_whole and (self._reasoning is None or self._reasoning.is_over)
+
+    @property
     def is_in_call(self) -> bool:
         """Whether the text ends inside the arguments of a call."""
         if self._tools is None or self._num_found > self.num_calls:

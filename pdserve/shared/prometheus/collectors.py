@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
@@ -14,6 +13,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+
+from pdserve._native import Histogram
 
 
 class ReadCounter(Collector):
@@ -39,19 +40,17 @@ class QuickHistogram(Collector):
         self._name = name
         self._text = text
         self._bounds = (*buckets, float("inf"))
-        self._counts = [0] * len(self._bounds)
-        self._sum = 0.0
+        self.counts = Histogram(buckets)
 
     def observe(self, value: float) -> None:
         """Add one observation."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.counts.observe(value)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """As Collector.collect."""
         bounds = map(floatToGoString, self._bounds)
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        yield HistogramMetricFamily(self._name, self._text, buckets, self._sum)
+        buckets = list(zip(bounds, accumulate(self.counts.counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets, self.counts.sum)
 
 
 class _ReadEach(Collector):
