@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 from coordinator.tracing.call_span import CallSpan
+from pdserve._native import TokenRun
 from pdserve.protocol import Prompt, SamplingParams, Slo, TokenEvent, TokenLogprobs
 from pdserve.protocol.status import ClusterStatus
 
@@ -91,8 +92,13 @@ class Generation(Protocol):
         """The current route; a request that waits for room has no nodes yet."""
         ...
 
-    def listen(self, listener: Listener) -> None:
+    def listen(
+        self, listener: Listener, on_tokens: Callable[[TokenRun], None] | None = None
+    ) -> None:
         """Pass all events to `listener`: those so far at once, later ones as they arrive.
+
+        Tokens of which nothing else is to be said may come to a run instead, and then `on_tokens`
+        is told when it has some to be read. They come before whatever the listener is told next.
 
         May be called once. Events are contiguous by index, and the one with a finish_reason is the
         last. A request that cannot continue ends with an error instead: NodeLost, DeadlineExceeded,

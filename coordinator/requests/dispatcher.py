@@ -183,6 +183,7 @@ class Dispatcher:
             placement, uncached_tokens=0, shares_prefill=True, ttft_s=placement.tpot_s
         )
         booking = self._router.dispatched(request, placement, slo)
+        booking.output = running.output
         running.begin_successor(Dispatch(booking, self._clock.now(), slo), timer)
         self.by_leg[request.request_id] = running
         takes_over = running.request.request_id
@@ -214,7 +215,9 @@ class Dispatcher:
 
     def _book(self, running: RunningRequest, placement: Placement, slo: Slo) -> None:
         request, now_s = running.request, self._clock.now()
-        running.dispatch = Dispatch(self._router.dispatched(request, placement, slo), now_s, slo)
+        booking = self._router.dispatched(request, placement, slo)
+        booking.output = running.output
+        running.dispatch = Dispatch(booking, now_s, slo)
         self.by_leg[request.request_id] = running
         if running.request_id not in self._admission:  # else it is still the same request
             self._admission.dispatched(running.request_id, slo, placement, now_s)

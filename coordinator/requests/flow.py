@@ -39,6 +39,7 @@ from coordinator.status import (
     watch_nodes,
     watch_pairs,
 )
+from pdserve._native import add_tokens
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (
     Claimed,
@@ -329,38 +330,38 @@ class Flow:
     # ---- messages from nodes -------------------------------------------------------------------
 
     def tokens(self, batch: TokenBatch, sender: Member) -> None:
-        """Deliver the tokens of a node's finished step.
+        """Deliver a step's tokens; most are of open runs. Raises as TokenBatch.check."""
+        batch.check()
+        num_told = sum(self._deliver(event, sender) for event in batch.events)
+        columns = batch.request_ids, batch.indices, batch.token_ids
+        begun, left, num_added = add_tokens(self._by_leg, *columns, self._clock.now())
+        for running in begun:
+            running.tell()
+        num_told += sum(self._deliver(batch.plain(row), sender) for row in left)
+        self._metrics.output_tokens.inc(num_told + num_added)
 
-        Raises:
-            MalformedMessage: see TokenBatch.each.
-        """
-        num_tokens = 0
-        for event in batch.each():
-            running = self._by_leg.get(event.request_id)
-            if running is None or running.dispatch is None:
-                continue  # the request has ended in the meantime, or goes on elsewhere
-            if event.index == 0 and not running.has_token_one:
-                self._prefilled(event, running, running.dispatch, sender)
-            elif event.index == 1:
-                self._moves.look()  # it can flow from now on
-                if (pair := running.dispatch.handed_off) is not None:
-                    self._router.health.worked(*pair)
-            num_tokens += len(event.token_ids)
-            if event.times is not None:
-                self._observe_times(event.times, running.dispatch, sender)
-                running.journey.reported(event.times, sender.node_id)
-            if event.is_taken_over:
-                self._taken_over(event, running, sender)
-            else:
-                running.deliver(event, sender)
-        self._metrics.output_tokens.inc(num_tokens)
+    def _deliver(self, event: TokenEvent, sender: Member) -> int:
+        """Deliver tokens with all that is said of them, and return how many there were."""
+        running = self._by_leg.get(event.request_id)
+        if running is None or running.dispatch is None:
+            return 0  # the request has ended in the meantime, or goes on elsewhere
+        if event.index == 0 and not running.has_token_one:
+            self._prefilled(event, running, running.dispatch, sender)
+        elif event.index == 1:
+            self._moves.look()  # it can flow from now on
+            if (pair := running.dispatch.handed_off) is not None:
+                self._router.health.worked(*pair)
+        if event.times is not None:
+            self._observe_times(event.times, running.dispatch, sender)
+            running.journey.reported(event.times, sender.node_id)
+        if event.is_taken_over:
+            self._taken_over(event, running, sender)
+        else:
+            running.deliver(event, sender)
+        return len(event.token_ids)
 
     def kv_events(self, events: KvEvents, sender: Member) -> None:
-        """Update the prefix index with blocks that a node has stored or evicted.
-
-        Raises:
-            MalformedMessage: see PrefixIndex.apply.
-        """
+        """Update the index with blocks that were stored or evicted. Raises as PrefixIndex.apply."""
         self._router.prefixes.apply(sender, events)
 
     def leg_failed(self, failure: LegFailed, sender: Member) -> None:

@@ -27,6 +27,7 @@ from coordinator.prefixes.index import PromptHashes
 from coordinator.requests.journey import Journey
 from coordinator.requests.showing import Showing
 from coordinator.routing import Booking
+from pdserve._native import TokenRun
 from pdserve.protocol import CancelLeg, Slo, TokenEvent, TokenLogprobs
 from pdserve.protocol.legs import leg_id
 from pdserve.shared.errors import DeadlineExceeded, PdserveError, RequestCancelled
@@ -130,13 +131,14 @@ class RunningRequest:
         self.successor: Successor | None = None  # None: its stream is not being taken over
         self.shuns_takeovers = False  # one has failed
         self.siblings: Sequence[RunningRequest] = ()  # the other answers to the same prompt
-        self.output_token_ids: list[int] = []  # received without a gap
+        self.output = TokenRun()  # all tokens received without a gap
+        self._on_tokens: Callable[[TokenRun], None] | None = None
         self._num_accepted = self._num_refused = 0  # guesses, in all events
         self._logprobs: list[TokenLogprobs] = []  # of these, if it is claimable
         self.num_interruptions = 0
         self._num_attempts = 0  # legs after the first one
         self.waits_to_resume = False  # by itself, whatever becomes of its siblings
-        self.on_further: Callable[[], object] | None = None  # called once, with its next tokens
+        self._on_further: Callable[[], object] | None = None
         self._started_s = started_s
         self._deadline_s = deadline_s
         self._on_end = on_end
@@ -160,7 +162,17 @@ class RunningRequest:
     @property
     def num_tokens(self) -> int:
         """Output tokens received without a gap."""
-        return len(self.output_token_ids)
+        return len(self.output)
+
+    @property
+    def on_further(self) -> Callable[[], object] | None:
+        """Called once, with its next tokens."""
+        return self._on_further
+
+    @on_further.setter
+    def on_further(self, on_further: Callable[[], object] | None) -> None:
+        self._on_further = on_further
+        self.output.close()
 
     @property
     def has_ended(self) -> bool:
@@ -170,7 +182,7 @@ class RunningRequest:
     @property
     def has_token_one(self) -> bool:
         """Whether the prefill is over; token 1 may not have been shown to the client yet."""
-        return len(self.output_token_ids) > 0
+        return len(self.output) > 0
 
     @property
     def siblings_to_begin(self) -> list[RunningRequest]:
@@ -207,9 +219,17 @@ class RunningRequest:
         """Return what is left of the request's promise."""
         return promise_left(self.request, self._deadline_s, now_s - self._started_s)
 
-    def listen(self, listener: Listener) -> None:
-        """Pass all events to `listener`: those so far at once, later ones as they arrive."""
+    def listen(
+        self, listener: Listener, on_tokens: Callable[[TokenRun], None] | None = None
+    ) -> None:
+        """See Generation."""
+        self._on_tokens = on_tokens
         self._showing.listen(listener)
+
+    def tell(self) -> None:
+        """Tell the listener that the run has tokens again."""
+        if self._on_tokens is not None:
+            self._on_tokens(self.output)
 
     def cancel(self, reason: str) -> None:
         """Cancel both legs, or leave the line."""
@@ -226,22 +246,24 @@ class RunningRequest:
 
     def deliver(self, event: TokenEvent, sender: Member) -> None:
         """Accept tokens from a node in any order, and pass them on in output order."""
-        output = self.output_token_ids
+        output = self.output
         if self._has_ended or self.dispatch is None or event.index < len(output):
             return
         self._early[event.index] = event
         while (ready := self._early.pop(len(output), None)) is not None:
-            output += ready.token_ids
+            output.extend(ready.token_ids)
             if ready.logprobs or ready.accepted or ready.refused:
                 self._keep(ready)
             self.dispatch.booking.progressed(len(output))
-            if self.on_further is not None:
-                on_further, self.on_further = self.on_further, None
+            if (on_further := self._on_further) is not None:
+                self._on_further = None
                 on_further()
             self._showing.show(ready)
             if ready.finish_reason is not None:
                 self._finish(self.dispatch, sender)
                 return
+        if self._on_tokens and len(output) > 1 and not (self._early or self._on_further):
+            output.open(self.dispatch.booking.steady_until_s)
 
     def interrupt(self, reason: str) -> None:
         """Take the request from its nodes; dispatched again, it goes on after its last token.
@@ -250,6 +272,7 @@ class RunningRequest:
         """
         dispatch, self.dispatch = self.dispatch, None
         assert dispatch is not None, "only what runs can be interrupted"
+        self.output.close()
         self._tell_nodes(dispatch, reason)
         dispatch.booking.end(by_itself=False)
         self._early.clear()
@@ -265,6 +288,7 @@ class RunningRequest:
         dispatch, successor = self.dispatch, self.successor
         assert dispatch is not None, "only what runs can be taken over"
         assert successor is not None, "nobody takes it over"
+        self.output.close()
         dispatch.booking.end(by_itself=False)
         self.request, self.hashes = successor.request, successor.hashes
         self.dispatch, self.successor = successor.dispatch, None
@@ -280,7 +304,7 @@ class RunningRequest:
         self._claimed_revision = revision
         prompt = structs.replace(self.request.prompt, adapter=adapter)
         self.request = replace(self.request, prompt=prompt)
-        self.output_token_ids += event.token_ids
+        self.output.extend(event.token_ids)
         self._keep(event)
         self._showing.show(event)
         if event.finish_reason is not None:
@@ -299,7 +323,7 @@ class RunningRequest:
             self.request,
             request_id=leg_id(self.request_id, self._num_attempts + 1, self._life),
             sampling=sampling,
-            output_token_ids=list(self.output_token_ids),
+            output_token_ids=self.output.token_ids,
             output_logprobs=list(self._logprobs),
             num_accepted=self._num_accepted,
             num_refused=self._num_refused,
@@ -350,6 +374,7 @@ class RunningRequest:
 
     def _leave(self, *, by_itself: bool) -> None:
         self._has_ended = True
+        self.output.close()
         self._deadline.cancel()
         if self.dispatch is not None:
             self.dispatch.booking.end(by_itself=by_itself)

@@ -224,22 +224,27 @@ class TokenBatch(Message, frozen=True):
     indices: list[int] = []  # at output position indices[i],
     token_ids: list[int] = []  # which is token_ids[i]
 
-    def each(self) -> Iterator[TokenEvent]:
-        """All tokens as events.
-
-        Raises:
-            MalformedMessage: columns differ in length; raised before the first event.
-        """
+    def check(self) -> None:
+        """Raise MalformedMessage if columns differ in length."""
         for event in self.events:
             if event.prompt_logprobs is not None:
                 event.prompt_logprobs.check()
         if not len(self.request_ids) == len(self.indices) == len(self.token_ids):
             raise MalformedMessage("TokenBatch: its columns differ in length")
+
+    def each(self) -> Iterator[TokenEvent]:
+        """All tokens as events. Raises as `check`, before the first one."""
+        self.check()
         yield from self.events
-        for request_id, index, token_id in zip(
-            self.request_ids, self.indices, self.token_ids, strict=True
-        ):
-            yield TokenEvent(request_id=request_id, index=index, token_ids=[token_id])
+        yield from map(self.plain, range(len(self.token_ids)))
+
+    def plain(self, row: int) -> TokenEvent:
+        """Return the token in this row of the columns as an event."""
+        return TokenEvent(
+            request_id=self.request_ids[row],
+            index=self.indices[row],
+            token_ids=[self.token_ids[row]],
+        )
 
 
 class LegFailed(Message, frozen=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +16,7 @@ import tokenizers
 from coordinator.generation import GenerationRequest, Listener, Route
 from coordinator.models.model import Catalog, make_model
 from coordinator.text import ChatTemplate, Tokenizer
+from pdserve._native import TokenRun, add_tokens
 from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
 from pdserve.protocol.status import ClusterStatus, NodeStatus, RoleName
 from pdserve.shared.errors import RequestCancelled
@@ -89,6 +92,7 @@ class FakeGeneration:
 
     def __init__(self, request: GenerationRequest, script: Sequence[Step]) -> None:
         self.request = request
+        self.output = TokenRun()
         self.route = ON_NODES
         self.cancels: list[str] = []
         self.is_left = False
@@ -104,10 +108,12 @@ class FakeGeneration:
     def leave(self) -> None:
         self.is_left = True
 
-    def listen(self, listener: Listener) -> None:
-        self._playing = asyncio.create_task(self._play(listener))
+    def listen(
+        self, listener: Listener, on_tokens: Callable[[TokenRun], None] | None = None
+    ) -> None:
+        self._playing = asyncio.create_task(self._play(listener, on_tokens))
 
-    async def _play(self, listener: Listener) -> None:
+    async def _play(self, listener: Listener, on_tokens: Callable[[TokenRun], None] | None) -> None:
         index = 0
         max_tokens = self.request.sampling.max_tokens
         for step in self._script:
@@ -122,10 +128,23 @@ class FakeGeneration:
                 ids = step.ids[: max_tokens - index]
                 ends = index + len(ids) == max_tokens
                 self.is_over = ends or step.finish is not None
-                listener(self._event(step, ids, index, ends=ends))
+                event = self._event(step, ids, index, ends=ends)
+                if on_tokens is not None and _is_plain(event):
+                    self._run_on(ids, on_tokens)
+                else:
+                    self.output.extend(ids)
+                    listener(event)
                 index += len(ids)
                 if self.is_over:
                     return
+
+    def _run_on(self, ids: list[int], on_tokens: Callable[[TokenRun], None]) -> None:
+        self.output.open(math.inf)
+        for token_id in ids:
+            row = [""], [len(self.output)], [token_id]
+            begun, _, _ = add_tokens({"": self}, *row, time.monotonic())
+            if begun:
+                on_tokens(self.output)
 
     async def _pause(self, step: Pause) -> None:
         waits = [asyncio.ensure_future(self._cancelled.wait())]
@@ -179,6 +198,12 @@ class FakeGeneration:
             for i in range(1, len(self.request.prompt.token_ids))
         ]
         return PromptLogprobs.of(found)
+
+
+def _is_plain(event: TokenEvent) -> bool:
+    """Whether nothing is to be said of later tokens but what they are."""
+    is_more = event.logprobs or event.accepted or event.refused or event.finish_reason is not None
+    return event.index > 1 and not is_more
 
 
 def _logprobs(token_id: int, count: int, chosen: float, listed: list[int]) -> TokenLogprobs:

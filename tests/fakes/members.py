@@ -9,12 +9,14 @@ from dataclasses import replace
 import msgspec
 
 from coordinator.admission import Admission
+from coordinator.generation import Listener
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
 from coordinator.requests.flow import Flow, FlowProcess, FlowTimes, WantedNodes
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
+from pdserve._native import TokenRun
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import LoadReport, NodeRole, NodeState, TokenEvent
 from pdserve.shared.clock import Clock
@@ -72,6 +74,16 @@ def report(registry: Registry, member: Member, role: NodeRole, **fields: object)
     registry.report(member, msgspec.structs.replace(load, **fields))
 
 
+def listen(running: RunningRequest, listener: Listener) -> None:
+    """Have all that is told of a request heard as events, also what is read from its run."""
+
+    def read(run: TokenRun) -> None:
+        for index, token_ids, _ in run.read():
+            listener(TokenEvent(request_id="", index=index, token_ids=token_ids))
+
+    running.listen(listener, read)
+
+
 async def heard(running: RunningRequest) -> list[TokenEvent]:
     """All that is told of it, when it has ended; raises the error that it ended with."""
     events: list[TokenEvent] = []
@@ -85,7 +97,7 @@ async def heard(running: RunningRequest) -> list[TokenEvent]:
         if event.finish_reason is not None:
             over.set_result(None)
 
-    running.listen(listener)
+    listen(running, listener)
     async with asyncio.timeout(1):
         await over
     return events

@@ -14,6 +14,7 @@ from coordinator.generation import GenerationRequest, Generator
 from coordinator.requests.running import RunningRequest
 from pdserve.protocol import Prompt, SamplingParams, Slo, TokenEvent
 from pdserve.shared.errors import PdserveError
+from tests.fakes.members import listen
 from tests.lives.coordinator import CoordinatorProcess
 from tests.lives.kv import POISON
 from tests.lives.trace import Trace
@@ -83,7 +84,7 @@ class Call:
         for told, running in zip(self.answers, started, strict=True):
             assert isinstance(running, RunningRequest)
             told.running, told.started_s = running, loop.time()
-            running.listen(_Listener(told, trace))
+            listen(running, _Listener(told, trace))
         if self.cancelled_s >= 0:
             loop.call_later(self.cancelled_s, self._cancel, trace)
 

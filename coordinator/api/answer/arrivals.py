@@ -24,6 +24,7 @@ from functools import partial
 import msgspec
 
 from coordinator.generation import Generation
+from pdserve._native import TokenRun
 from pdserve.protocol import TokenEvent
 from pdserve.shared.clock import Clock
 
@@ -146,21 +147,24 @@ def one_by_one(arrival: ArrivedEvent) -> Iterator[ArrivedEvent]:
 
 
 AtOnce = Callable[[list[ArrivedEvent]], bool]
+RunAtOnce = Callable[[int, TokenRun], bool]
 
 
 class Arrivals:
     """The merged events of several generations. Has one reader, which must close it.
 
     `at_once`, if it is set, is given the pending events while the reader waits. It removes those
-    that it takes, and returns whether the reader may go on waiting. What it raises, the reader
-    raises.
+    that it takes, and returns whether the reader may go on waiting. `run_at_once` is given the run
+    of a choice before, and reads it, or returns False. What they raise, the reader raises.
     """
 
     def __init__(self, generations: Sequence[Generation], clock: Clock, turns: WriteTurns) -> None:
         self.at_once: AtOnce | None = None
+        self.run_at_once: RunAtOnce | None = None
         self._clock = clock
         self._turns = turns
         self._ready: list[ArrivedEvent] = []
+        self._runs: dict[int, TokenRun] = {}  # with tokens that nobody has read, behind `_ready`
         self._error: Exception | None = None
         self._heeded: set[int] = set()
         self._num_added = 0
@@ -176,7 +180,7 @@ class Arrivals:
         index = self._num_added
         self._num_added += 1
         self._heeded.add(index)
-        generation.listen(partial(self._arrived, index))
+        generation.listen(partial(self._arrived, index), partial(self._ran_on, index))
 
     async def take(self, timeout_s: float | None = None) -> list[ArrivedEvent]:
         """Return all pending events in order of arrival, after waiting for one if there is none.
@@ -184,8 +188,9 @@ class Arrivals:
         Returns an empty list when `timeout_s` has passed. A generation's error is raised once all
         events that arrived before it have been taken.
         """
-        if not self._ready and self._error is None:
+        if not (self._ready or self._runs) and self._error is None:
             await self._wait(timeout_s)
+        self._read_runs()
         taken, self._ready = self._ready, []
         if not taken and self._error is not None:
             raise self._error
@@ -194,17 +199,20 @@ class Arrivals:
     def stop(self, index: int) -> None:
         """Ignore further events of this generation, including its end."""
         self._heeded.discard(index)
+        self._runs.pop(index, None)
 
     def close(self) -> None:
         """Ignore further events of all generations."""
-        self.at_once = None
+        self.at_once = self.run_at_once = None
         self._heeded.clear()
+        self._runs.clear()
         if self._alarm is not None:
             self._alarm.cancel()
 
     def _arrived(self, index: int, event: TokenEvent | Exception) -> None:
         if index not in self._heeded:
             return
+        self._read_runs()
         if isinstance(event, Exception):
             self._error = self._error or event
             self._wake()
@@ -212,7 +220,24 @@ class Arrivals:
         self._ready.append(ArrivedEvent(index, event, self._clock.now()))
         if event.index == 0 or event.finish_reason is not None:
             self._wake()
-        elif self._waiter is not None and not self._is_due:
+        else:
+            self._ask_for_turn()
+
+    def _ran_on(self, index: int, run: TokenRun) -> None:
+        if index in self._heeded:
+            self._runs[index] = run
+            self._ask_for_turn()
+
+    def _read_runs(self) -> None:
+        """Make events of what is in the runs."""
+        for index, run in self._runs.items():
+            for first, token_ids, at_s in run.read():
+                event = TokenEvent(request_id="", index=first, token_ids=token_ids)
+                self._ready.append(ArrivedEvent(index, event, at_s))
+        self._runs.clear()
+
+    def _ask_for_turn(self) -> None:
+        if self._waiter is not None and not self._is_due:
             self._is_due = True
             self._turns.wake(self._take_turn)
 
@@ -244,19 +269,32 @@ class Arrivals:
 
     def _take_turn(self) -> None:
         self._is_due = False
-        if self._ready and not self._is_taken_at_once():  # it may have been woken since
+        if (self._ready or self._runs) and not self._is_taken_at_once():
             self._wake()
 
     def _is_taken_at_once(self) -> bool:
         if self.at_once is None or self._error is not None or not self._heeded:
             return False
-        if self._waiter is None or self._waiter.done():
+        if self._waiter is None or self._waiter.done():  # it has been woken since
             return False
         try:
-            return self.at_once(self._ready)
+            if not self._ready and self._are_runs_taken():
+                return True
+            self._read_runs()
+            return bool(self._ready) and self.at_once(self._ready)
         except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
             self._error = error
             return False
+
+    def _are_runs_taken(self) -> bool:
+        if self.run_at_once is None:
+            return False
+        while self._runs:
+            index, run = next(iter(self._runs.items()))
+            if not self.run_at_once(index, run):
+                return False
+            del self._runs[index]
+        return True
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

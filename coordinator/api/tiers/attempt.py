@@ -16,6 +16,7 @@ from coordinator.api.answer.choice import Choice
 from coordinator.api.tiers.judge import KEPT, Judge
 from coordinator.generation import Generation, GenerationRequest, Listener, Route
 from coordinator.models.cascade import Hook
+from pdserve._native import TokenRun
 from pdserve.protocol import TokenEvent, TokenLogprobs
 from pdserve.settings.cascades import Escalation
 from pdserve.shared.errors import InvalidRequest
@@ -46,8 +47,10 @@ class HeldGeneration:
         """See Generation."""
         return self._generation.route
 
-    def listen(self, listener: Listener) -> None:
-        """See Generation."""
+    def listen(
+        self, listener: Listener, on_tokens: Callable[[TokenRun], None] | None = None
+    ) -> None:
+        """See Generation; each token is an event, as it is judged."""
         self._listener = listener
         for event in self._held:
             listener(event)

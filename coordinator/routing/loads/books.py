@@ -7,6 +7,7 @@ update changes a few array elements; a token of a stream that keeps to its plan 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sized
 from math import inf
 from typing import Final
 
@@ -74,16 +75,27 @@ class Booking:
     def __init__(self, books: Books, request: GenerationRequest, placement: Placement) -> None:
         self.request = request
         self.placement = placement
-        self.num_tokens = len(request.output_token_ids)  # output tokens so far
+        self.output: Sized = ()  # of the request, whether it was told of or not
+        self._num_told = len(request.output_token_ids)
         self.plan: Plan | None = None  # entry in the decode node's calendar
         self.is_prefilled = False
         self.first: tuple[float, int] | None = None  # when it had its first tokens there, how many
         self.is_under_way = False  # handoff: token 1 is there, token 2 is not
         self._books = books
 
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens so far."""
+        return max(self._num_told, len(self.output))
+
+    @property
+    def steady_until_s(self) -> float:
+        """Until when further tokens change nothing in the books."""
+        return self._books.steady_until_s(self)
+
     def progressed(self, num_tokens: int) -> None:
         """Record the number of output tokens so far; the first one ends the prefill."""
-        self.num_tokens = max(self.num_tokens, num_tokens)
+        self._num_told = max(self._num_told, num_tokens)
         self._books.progressed(self)
 
     @property
@@ -158,6 +170,12 @@ class Books:
         if is_first or is_early or forecast.is_over(plan, now_s):
             self.decodes.forecast.remove(plan, now_s)
             self._plan(booking, decode, now_s, now_s)
+
+    def steady_until_s(self, booking: Booking) -> float:
+        """Until when further tokens of a request change nothing; 0: the next one does."""
+        if not booking.is_prefilled or booking.is_under_way:
+            return 0.0
+        return inf if booking.plan is None else self.decodes.forecast.over_at_s(booking.plan)
 
     def ended(self, booking: Booking, *, by_itself: bool) -> None:
         """Remove a request that has finished, failed or been cancelled."""

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -94,6 +95,10 @@ class LoadForecast:
     def is_over(self, plan: Plan, now_s: float) -> bool:
         """Return whether the leg was expected to have ended by now."""
         return plan.end is not None and plan.end <= _bucket(now_s)
+
+    def over_at_s(self, plan: Plan) -> float:
+        """Return when `is_over` begins to hold."""
+        return inf if plan.end is None else plan.end * BUCKET_S
 
     def at(self, now_s: float, moment_s: float) -> tuple[Ints, Ints]:
         """Return (requests, context tokens) by slot at a future time."""

@@ -33,7 +33,7 @@ from pdserve.settings.config import Mode
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import NoNodeAvailable, Overloaded, RequestQuarantined
 from tests.fakes.hellos import node_hello
-from tests.fakes.members import made_flow
+from tests.fakes.members import listen, made_flow
 from tests.unit.coordinator.routing.nodes import PERF
 
 NUM_BLOCKS = 200
@@ -229,7 +229,7 @@ class PlayedCluster:
             return
         for running in started:
             told: list[TokenEvent | Exception] = []
-            running.listen(told.append)
+            listen(running, told.append)
             self.told.append((running, told))
 
     def work(self) -> None:
