@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.tracing.call_span import CallSpan
+from pdserve._native import Histogram
 from pdserve.protocol import Slo
 
 
@@ -40,6 +41,11 @@ class RequestSummary:
 class Observer(Protocol):
     """Receives measurements. Called on the event loop; must not block or raise."""
 
+    @property
+    def gaps(self) -> Histogram:
+        """What ITLs may be told in place of `inter_token`."""
+        ...
+
     def of(self, model: str) -> Observer:
         """Return who receives those of calls for the model of this name; empty: for none."""
         ...
@@ -63,6 +69,9 @@ class Observer(Protocol):
 
 class NullObserver:
     """Measures nothing."""
+
+    def __init__(self) -> None:
+        self.gaps = Histogram([])
 
     def of(self, model: str) -> NullObserver:
         """Measure nothing of any model."""

@@ -21,6 +21,7 @@ from typing import Final
 from coordinator.api.observer import RequestSummary
 from coordinator.api.server.callers import CLIENT_GONE
 from coordinator.api.server.errors import describe
+from pdserve._native import Histogram
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Slo
 from pdserve.protocol.status import RecentCalls
@@ -154,6 +155,11 @@ class MetricsObserver:
         self._models = {name: MetricsObserver(own, on_finished) for name, own in models.items()}
         self._metrics = metrics
         self._on_finished = on_finished
+
+    @property
+    def gaps(self) -> Histogram:
+        """See Observer."""
+        return self._metrics.itl.counts
 
     def of(self, model: str) -> MetricsObserver:
         """Return the one of a model's own metrics, if it has some."""

@@ -61,6 +61,9 @@ class CompactFormat:
         """No events: a summary is not streamed."""
         return []
 
+    def text_template(self, index: int) -> None:
+        """As AnswerFormat: nothing of it is streamed."""
+
     def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """No events: a summary is not streamed."""
         return []

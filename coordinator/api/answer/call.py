@@ -17,6 +17,7 @@ from coordinator.api.answer.arrivals import (
     ArrivedEvent,
     AtOnce,
     LongWork,
+    RunAtOnce,
     one_by_one,
 )
 from coordinator.api.answer.bodies import (
@@ -35,6 +36,7 @@ from coordinator.api.server import callers
 from coordinator.generation import Generation, GenerationRequest, Route
 from coordinator.models.model import Model
 from coordinator.text.parts import AnswerParts
+from pdserve._native import TextEvents, TokenRun
 from pdserve.protocol import PromptLogprobs
 
 _FEW: Final = 64  # tokens, which no other call notices
@@ -235,9 +237,28 @@ class Call:
         ready.clear()
         return True
 
-    def at_once(self, take: AtOnce | None) -> None:
-        """Have `take` called with pending events while `wait` waits. See Arrivals."""
-        self._arrivals.at_once = take
+    def at_once(self, take: AtOnce, take_run: RunAtOnce) -> None:
+        """Have these called with what is pending while `wait` waits. See Arrivals."""
+        self._arrivals.at_once, self._arrivals.run_at_once = take, take_run
+
+    def text_events(self, index: int) -> TextEvents | None:
+        """Return what makes events of a choice's run, if there is no more to it than text."""
+        plan = self._plan
+        template = None if plan.counts_along else plan.format.text_template(index)
+        if template is None:
+            return None
+        return self._choices[index].text_events(template, self._observer.gaps)
+
+    def read_run(self, index: int, run: TokenRun, events: TextEvents) -> bytes | None:
+        """Read a choice's run: an event, or b"" if it has no text yet; None: nothing was read."""
+        read = events.next(run, _FEW, self._last_token_s[index])
+        if read is None:
+            return None
+        event, num_tokens, num_chars, at_s = read
+        self._choices[index].ran_on(num_tokens, num_chars)
+        self._trace.num_completion_tokens += num_tokens
+        self._last_token_s[index] = self._trace.last_token_s = at_s
+        return event or b""
 
     async def _next(self, timeout_s: float | None) -> Sequence[ArrivedEvent]:
         """Return what has arrived. Of a keyed stream only the next token: its events are to be the

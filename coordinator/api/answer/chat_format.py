@@ -154,6 +154,11 @@ class ChatFormat:
             choice.stop_reason = delta.stop_reason
         return [self._chunk([choice], usage)]
 
+    def text_template(self, index: int) -> TextTemplate | None:
+        """As AnswerFormat."""
+        told = self._told_of(index)
+        return told.text_chunk if self._is_text_all and told.parts.is_content else None
+
     def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """Return the end mark, after a chunk with the token counts if the client asked for them."""
         return [self._chunk([], usage), DONE] if self._shows_usage else [DONE]

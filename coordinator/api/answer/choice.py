@@ -17,9 +17,11 @@ from operator import add
 
 import msgspec
 
+from coordinator.api.answer.sse import TextTemplate
 from coordinator.api.plan.sampling import TextOptions
 from coordinator.text import IncrementalDetokenizer, StopMatcher, Tokenizer
 from coordinator.text.parts import AnswerParts, Parts
+from pdserve._native import Histogram, TextEvents
 from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
 
 MAX_SCORED = 128  # tokens with log-probabilities in one delta: they are encoded in one piece
@@ -104,6 +106,25 @@ class Choice:
     def ended_by_string(self) -> bool:
         """Whether a stop string ended the choice; the nodes do not know of stop strings."""
         return self._matcher.matched is not None
+
+    def text_events(self, template: TextTemplate, gaps: Histogram) -> TextEvents | None:
+        """Return what makes events of further tokens, if there is nothing to tell but their text.
+
+        `gaps`: between tokens. Who reads with it says so with `ran_on`.
+        """
+        options, decoder = self._options, self._detokenizer.decoder
+        is_cut = bool(options.stops) or self._content_start is not None
+        is_told_more = options.tells_ids or self._prompt_logprobs is not None
+        if decoder is None or not self.has_shown_text or is_cut or is_told_more:
+            return None
+        return TextEvents(decoder, gaps, template.before, template.behind)
+
+    def ran_on(self, num_tokens: int, num_chars: int) -> None:
+        """Note how much an event of `text_events` had."""
+        self.num_tokens += num_tokens
+        self._num_decoded_chars += num_chars
+        self._num_shown_chars += num_chars
+        self._num_taken_chars += num_chars
 
     def score_prompt(self, logprobs: PromptLogprobs) -> None:
         """Set the prompt's log-probabilities, from its second token on. Call before `push`."""
@@ -268,6 +289,11 @@ class TokenParts:
     def num_calls(self) -> int:
         """Number of calls so far."""
         return self._parts.num_calls
+
+    @property
+    def is_content(self) -> bool:
+        """Whether all further text is content, as it is."""
+        return self._parts.is_content
 
     @property
     def num_reasoning_tokens(self) -> int:

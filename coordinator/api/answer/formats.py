@@ -82,6 +82,13 @@ class AnswerFormat(Protocol):
         """
         ...
 
+    def text_template(self, index: int) -> TextTemplate | None:
+        """Return the event of text alone that a choice goes on with; None: it varies.
+
+        `usage` is not carried.
+        """
+        ...
+
     def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """Return the last events, after all choices have finished."""
         ...
@@ -173,6 +180,10 @@ class CompletionFormat:
         if usage is None and delta.finish_reason is None and self._is_text_all:
             return [self._text_chunk(delta.index).filled(delta.text)]
         return [self._framed_choice(self._choice(delta), usage)]
+
+    def text_template(self, index: int) -> TextTemplate | None:
+        """As AnswerFormat."""
+        return self._text_chunk(index) if self._is_text_all else None
 
     def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """Return the end mark, after a chunk with the token counts if the client asked for them."""

@@ -75,6 +75,9 @@ class MessagesFormat:
             self._message.stop_sequence = str(delta.stop_reason)
         return told + self._output.close()
 
+    def text_template(self, index: int) -> None:
+        """As AnswerFormat: what is around a text depends on what was before it."""
+
     def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """Return the last events: why the message ended, and that it has."""
         message = self._end(usage)

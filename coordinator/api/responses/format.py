@@ -73,6 +73,9 @@ class ItemsFormat:
         """Return events for items that begin, grow or end."""
         return self._framed(self._take_in(delta))
 
+    def text_template(self, index: int) -> None:
+        """As AnswerFormat: what is around a text depends on what was before it."""
+
     def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """Return the last event, with the whole response."""
         self._end(usage)

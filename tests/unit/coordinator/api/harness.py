@@ -27,6 +27,7 @@ from coordinator.stateful.storage.store import ResponseStore
 from coordinator.tenants import Readers, Tenants
 from coordinator.text import Tokenizer
 from coordinator.text.parts import ToolFormat
+from pdserve._native import Histogram
 from pdserve.model_files.sampling_defaults import PLAIN, SamplingDefaults
 from pdserve.shared.slo import ServiceClasses
 from tests.fakes.generator import MODEL, FakeGenerator, tiny_tokenizer, tool_tokenizer
@@ -39,6 +40,7 @@ class RecordingObserver:
     finished: list[RequestSummary] = field(default_factory=list)
     tiers: list[tuple[str, str, str]] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    gaps: Histogram = field(default_factory=lambda: Histogram([]))
 
     def of(self, model: str) -> RecordingObserver:
         return self
