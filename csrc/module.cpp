@@ -11,6 +11,7 @@
 #include "json_shape.h"
 #include "linear/launch.h"
 #include "ranks/bind.h"
+#include "recurrent/bind.h"
 #include "routing/bind.h"
 #include "rows/launch.h"
 #include "sampling/launch.h"
@@ -34,6 +35,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_rows(m);
     pdserve::bind_ranks(m);
     pdserve::bind_routing(m);
+    pdserve::bind_recurrent(m);
     pdserve::bind_decoder(m);
     pdserve::bind_sampling(m);
     pdserve::bind_drafts(m);

@@ -201,6 +201,21 @@ def rms_norm(
 ) -> None:
     """Scale rows to a root mean square of 1, then by `weight`; rounded once, into `out`."""
 
+def gated_delta(
+    inputs: Tensor,  # [num_rows, input_width] float32, as a RecurrentShape has it
+    taps: Tensor,  # [num_groups, kernel, group_channels] float32, oldest first
+    decay: Tensor,  # [num_values] float32, likewise what follows
+    decay_bias: Tensor,
+    value_norm: Tensor,  # [value_dim]
+    num_groups: int,
+    key_dim: int,
+    num_before: int,  # tokens before the rows; 0: the state begins
+    state: Tensor,  # [numbers of a layer's state], which goes on
+    out: Tensor,  # [num_rows, num_values * value_dim] float32 or bfloat16
+    variant: str = "",  # one of kernel_variants(), for tests
+) -> None:
+    """Go on with the state of one request in one layer."""
+
 def look_up_rows(
     table: Tensor,  # [num_entries, size] float32 or bfloat16, contiguous
     ids: Tensor,  # [num_rows] int64
@@ -302,7 +317,8 @@ class Decoder:
         adapters: list[str] = [],  # of each request, the digest or ""; none: no request has one
         companions: Tensor | None = None,  # [num_blocks, num_companions] int32; of one rank only
         places: Tensor | None = None,  # [num_layers, 2] int32: block (0: the first), layer in it
-        state_tables: Tensor | None = None,  # [num_requests, state_blocks] int32, of hybrids
+        state_tables: Tensor | None = None,  # [num_requests, 3, state_blocks] int32, of hybrids
+        kept_after: Tensor | None = None,  # [num_requests] int32, likewise
     ) -> None:
         """Compute a step: write keys and values to the pool, logits of the sampled rows to `out`,
         and the final states of `state_rows` (any rows) to `states_out`. All rows are copied to

@@ -46,7 +46,7 @@ public:
         const std::vector<int64_t>& ends, nb::handle done, nb::handle state_rows,
         nb::handle states_out, nb::handle taps, nb::handle taps_out,
         const std::vector<std::string>& adapters, nb::handle companions, nb::handle places,
-        nb::handle state_tables) {
+        nb::handle state_tables, nb::handle kept_after) {
         // Kept until the step is over, whatever is dropped meanwhile.
         std::vector<std::shared_ptr<const OwnedAdapter>> kept;
         const std::vector<const Adapter*> own = find(adapters, kept, query_start);
@@ -63,7 +63,7 @@ public:
         }
         const StepView step(owned_.model, token_ids, positions, query_start, context_lens,
             block_tables, sampled_rows, kv_pool, out, state_rows, states_out, taps, taps_out,
-            companions, places, state_tables);
+            companions, places, state_tables, kept_after);
         Written written;
         if (!ends.empty()) {
             written = [&](int64_t num_layers) {
@@ -253,6 +253,7 @@ void bind_decoder(nb::module_& m) {
             arg("taps") = nb::none(), arg("taps_out") = nb::none(),
             arg("adapters") = std::vector<std::string>(), arg("companions") = nb::none(),
             arg("places") = nb::none(), arg("state_tables") = nb::none(),
+            arg("kept_after") = nb::none(),
             "Compute a step: keys and values into the pool, scores of the sampled rows into out.")
         .def("round_kv", &Decoder::round_kv, arg("codes"),
             "Round all KV to what rows of these codes can hold.")

@@ -1,94 +1,96 @@
 #include "launch.h"
 
-#include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "../isa/build_name.h"
 #include "../threads/thread_pool.h"
+#include "group_state.h"
 
 namespace pdserve::recurrent {
 
 namespace {
 
-constexpr int64_t kMostLanes = 16;
-
-int64_t channels_of(const Shape& shape) {
-    return 2 * shape.key_dim + shape.group_size * shape.value_dim;
-}
-
 // As many as any build's Scratch needs.
 int64_t scratch_size(const Shape& shape) {
-    const auto padded = [](int64_t size) { return size + kMostLanes; };
-    const int64_t of_heads = shape.group_size * shape.key_dim * padded(shape.value_dim);
-    return 2 * padded(shape.key_dim) + 2 * padded(shape.value_dim)
-        + padded(channels_of(shape)) + padded((shape.kernel - 1) * channels_of(shape)) + of_heads;
+    const auto padded = [](int64_t size) { return size + 16; };
+    const int64_t channels = channels_of(shape);
+    return kChunk
+        * (padded(shape.key_dim) + padded(channels) + 2 * padded(shape.value_dim) + 2 * kChunk + 2)
+        + padded(shape.value_dim) + padded((shape.kernel - 1) * channels);
 }
 
-// Calls body(bytes of a block, offset in the whole, count) for a stretch of a request's state.
-template <class Body>
-void each_stretch(
-    const States& states, int64_t request, int64_t first, int64_t num_bytes, const Body& body) {
-    const int32_t* const table = states.tables + request * states.table_stride;
-    for (int64_t done = 0; done < num_bytes;) {
-        const int64_t at = first + done, within = at % states.block_bytes;
-        const int64_t count = std::min(num_bytes - done, states.block_bytes - within);
-        const int64_t block = table[at / states.block_bytes];
-        body(states.pool + block * states.block_bytes + within, done, count);
-        done += count;
+// A request's rows in a group of a layer: those of the step.
+struct Group {
+    const Layer& layer;
+    int64_t row;  // the first
+    int64_t group;
+
+    Rows rows(int64_t first, int64_t num_rows) const {
+        const Shape& shape = layer.shape;
+        const int64_t channels = channels_of(shape), values = shape.group_size * shape.value_dim;
+        const int64_t width = input_width(shape), out_stride = shape.num_groups * values;
+        const float* const inputs = layer.inputs + (row + first) * width;
+        const int64_t at = (row + first) * out_stride + group * values;
+        Weights weights = layer.weights;
+        weights.taps += group * shape.kernel * channels;
+        weights.decay += group * shape.group_size;
+        weights.decay_bias += group * shape.group_size;
+        Rows rows{};
+        rows.shape = shape;
+        rows.weights = weights;
+        rows.num_rows = num_rows;
+        rows.inputs = inputs + group * (channels + values);
+        rows.betas =
+            inputs + shape.num_groups * (channels + values) + 2 * group * shape.group_size;
+        rows.stride = width;
+        rows.out = static_cast<char*>(layer.out) + at * (layer.to_bfloat16 ? 2 : 4);
+        rows.out_stride = out_stride;
+        return rows;
     }
-}
+};
 
 void mix_group(const Layer& layer, const attention::Step& step, const States& states,
     int64_t request, int64_t group, Function function) {
-    thread_local std::vector<float> memory;
+    thread_local std::vector<float> scratch;
+    thread_local GroupRows found;
     const Shape& shape = layer.shape;
-    const int64_t size = group_state(shape), width = input_width(shape);
-    memory.resize(size + scratch_size(shape));
-    auto* const bytes = reinterpret_cast<char*>(memory.data());
-    const int64_t num_bytes = size * static_cast<int64_t>(sizeof(float));
-    const int64_t first = (layer.number * shape.num_groups + group) * num_bytes;
+    scratch.resize(scratch_size(shape));
+    const int64_t num_bytes = group_state(shape) * static_cast<int64_t>(sizeof(float));
+    const Stretch stretch{states.pool, states.block_bytes,
+        (layer.number * shape.num_groups + group) * num_bytes, num_bytes};
     const int64_t row = step.query_start[request];
     const int64_t num_rows = step.query_start[request + 1] - row;
-    if (step.context_lens[request] == num_rows) {
-        std::memset(bytes, 0, num_bytes);
-    } else {
-        each_stretch(states, request, first, num_bytes,
-            [&](const char* from, int64_t at, int64_t count) {
-                std::memcpy(bytes + at, from, count);
-            });
+    const int64_t num_before = step.context_lens[request] - num_rows;
+    const int32_t *own = states.own(request), *before = states.before(request);
+    if (num_before == 0) {
+        stretch.clear(own);
+    } else if (before[0] != own[0]) {
+        stretch.copy(before, own);
     }
-    const int64_t channels = channels_of(shape), values = shape.group_size * shape.value_dim;
-    const float* const inputs = layer.inputs + row * width;
-    Weights weights = layer.weights;
-    weights.taps += group * shape.kernel * channels;
-    weights.decay += group * shape.group_size;
-    weights.decay_bias += group * shape.group_size;
-    const int64_t out_stride = shape.num_groups * values;
-    const int64_t element_bytes = layer.to_bfloat16 ? 2 : 4;
-    function({
-        .shape = shape,
-        .weights = weights,
-        .num_rows = num_rows,
-        .inputs = inputs + group * (channels + values),
-        .betas = inputs + shape.num_groups * (channels + values) + 2 * group * shape.group_size,
-        .stride = width,
-        .out = static_cast<char*>(layer.out)
-            + (row * out_stride + group * values) * element_bytes,
-        .out_stride = out_stride,
-        .state = memory.data(),
-        .scratch = memory.data() + size,
-    });
-    each_stretch(states, request, first, num_bytes, [&](char* to, int64_t at, int64_t count) {
-        std::memcpy(to, bytes + at, count);
-    });
+    const Group of_step{layer, row, group};
+    const State state = found.open(shape, stretch, own);
+    const auto go_on = [&](int64_t first, int64_t count) {
+        Rows rows = of_step.rows(first, count);
+        rows.num_before = (num_before + first) % kChunk;
+        rows.state = state;
+        rows.scratch = scratch.data();
+        function(rows);
+        found.close();
+    };
+    const int64_t kept_after = states.kept_after[request];
+    if (kept_after > 0) {
+        go_on(0, kept_after);
+        stretch.copy(own, states.kept(request));
+    }
+    if (kept_after < num_rows) go_on(kept_after, num_rows - kept_after);
 }
 
 }  // namespace
 
 int64_t group_state(const Shape& shape) {
-    return (shape.kernel - 1) * channels_of(shape)
-        + shape.group_size * shape.key_dim * shape.value_dim;
+    const int64_t size = shape.group_size;
+    return (shape.kernel - 1) * channels_of(shape) + size * shape.key_dim * shape.value_dim
+        + kChunk * (shape.key_dim + size * shape.value_dim) + size * (kChunk + 1);
 }
 
 int64_t input_width(const Shape& shape) {

@@ -9,12 +9,18 @@
 
 namespace pdserve::recurrent {
 
-// Where the states of a step's requests are.
+// Where the states of a step's requests are: blocks, one behind the other.
 struct States {
     char* pool;  // of bytes
     int64_t block_bytes;
-    const int32_t* tables;  // [num_requests, table_stride] blocks, one behind the other
-    int64_t table_stride;
+    const int32_t* tables;  // [num_requests, 3, num_blocks]: its own, where it is before the step,
+                            // and where it is kept
+    int64_t num_blocks;
+    const int32_t* kept_after;  // [num_requests] rows of the step, after which it is; 0: it is not
+
+    const int32_t* own(int64_t request) const { return tables + 3 * request * num_blocks; }
+    const int32_t* before(int64_t request) const { return own(request) + num_blocks; }
+    const int32_t* kept(int64_t request) const { return before(request) + num_blocks; }
 };
 
 struct Layer {

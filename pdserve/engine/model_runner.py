@@ -31,7 +31,7 @@ from pdserve.engine.prompt_results.results import (
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.scheduler import StepRuns
-from pdserve.engine.steps.batch import Batch, Spread
+from pdserve.engine.steps.batch import Batch, Spread, StateTables
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.engine.steps.taps import TapPlan, each_tapped, tap
 from pdserve.kv.companions import Companions
@@ -154,8 +154,8 @@ class ModelRunner:
     def _spread(self, companions: Companions) -> Spread:
         return Spread(torch.from_numpy(companions), self._places)
 
-    def _state_tables(self, rows: Sequence[Scheduled]) -> Tensor:
-        """[num_requests, state_blocks] int32. Who only warms up or measures has some at the end."""
+    def _state_tables(self, rows: Sequence[Scheduled]) -> StateTables:
+        """Who only warms up or measures has some at the end of the pool."""
         count, end = self.kv_cache.layout.state_blocks, self.kv_cache.num_blocks
         places = end // count
         tables = [
@@ -163,7 +163,7 @@ class ModelRunner:
             or range(end - (number % places + 1) * count, end - number % places * count)
             for number, row in enumerate(rows)
         ]
-        return torch.tensor([list(table) for table in tables], dtype=torch.int32)
+        return StateTables.own(torch.tensor([list(table) for table in tables]))
 
     # ---- parts of a step -----------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ StepView::StepView(const Model& model, nb::handle token_ids, nb::handle position
     nb::handle query_start, nb::handle context_lens, nb::handle block_tables,
     nb::handle sampled_rows, nb::handle kv_pool, nb::handle out, nb::handle state_rows,
     nb::handle states_out, nb::handle taps, nb::handle taps_out, nb::handle companions,
-    nb::handle places, nb::handle state_tables)
+    nb::handle places, nb::handle state_tables, nb::handle kept_after)
     : token_ids_(token_ids, "token_ids"),
       positions_(positions, "positions"),
       batch_(query_start, context_lens, block_tables),
@@ -32,7 +32,10 @@ StepView::StepView(const Model& model, nb::handle token_ids, nb::handle position
     check_positions();
     if (companions_) check_companions(model);
     check_sampled(model);
-    if (!state_tables.is_none()) state_tables_.emplace(state_tables, "state_tables");
+    if (!state_tables.is_none() || !kept_after.is_none()) {
+        state_tables_.emplace(state_tables, "state_tables");
+        kept_after_.emplace(kept_after, "kept_after");
+    }
     check_state_tables(model);
     if (!state_rows.is_none() || !states_out.is_none()) {
         state_rows_.emplace(state_rows, "state_rows");
@@ -164,13 +167,21 @@ void StepView::check_state_tables(const Model& model) const {
         * recurrent::group_state(model.sizes.recurrent) * static_cast<int64_t>(sizeof(float));
     state_tables_->expect_type({ElementType::kInt32});
     state_tables_->expect_shape(
-        {batch_.num_requests, (state_bytes + block_bytes() - 1) / block_bytes()},
-        "[num_requests, blocks of a state]");
+        {batch_.num_requests, 3, (state_bytes + block_bytes() - 1) / block_bytes()},
+        "[num_requests, 3, blocks of a state]");
     state_tables_->expect_contiguous();
     const int32_t* const ids = state_tables_->data<int32_t>();
-    for (int64_t i = 0; i < state_tables_->size(0) * state_tables_->size(1); ++i) {
+    for (int64_t i = 0; i < state_tables_->size(0) * 3 * state_tables_->size(2); ++i) {
         if (ids[i] >= 0 && ids[i] < pool_.num_blocks) continue;
         raise_value_error("state_tables", "blocks of the pool", std::to_string(ids[i]));
+    }
+    kept_after_->expect_type({ElementType::kInt32});
+    kept_after_->expect_shape({batch_.num_requests}, "[num_requests]");
+    kept_after_->expect_contiguous();
+    for (int64_t r = 0; r < batch_.num_requests; ++r) {
+        const int32_t rows = kept_after_->data<int32_t>()[r];
+        if (rows >= 0 && rows <= batch_.start(r + 1) - batch_.start(r)) continue;
+        raise_value_error("kept_after", "rows of the request", std::to_string(rows));
     }
 }
 
@@ -206,7 +217,8 @@ Inputs StepView::inputs(const Model& model) const {
             .pool = pool_.tensor.data<char>(),
             .block_bytes = block_bytes(),
             .tables = state_tables_->data<int32_t>(),
-            .table_stride = state_tables_->size(1),
+            .num_blocks = state_tables_->size(2),
+            .kept_after = kept_after_->data<int32_t>(),
         };
     }
     return inputs;

@@ -16,14 +16,14 @@ namespace pdserve::decoder {
 class StepView {
 public:
     // `state_rows` and `states_out` are both None, or neither is; so are `taps` and `taps_out`, and
-    // `companions` and `places`.
+    // `companions` and `places`, and `state_tables` and `kept_after`.
     // Raises TypeError or ValueError: a dtype, shape, stride or value; or a pool of another model.
     StepView(const Model& model, nanobind::handle token_ids, nanobind::handle positions,
         nanobind::handle query_start, nanobind::handle context_lens, nanobind::handle block_tables,
         nanobind::handle sampled_rows, nanobind::handle kv_pool, nanobind::handle out,
         nanobind::handle state_rows, nanobind::handle states_out, nanobind::handle taps,
         nanobind::handle taps_out, nanobind::handle companions, nanobind::handle places,
-        nanobind::handle state_tables);
+        nanobind::handle state_tables, nanobind::handle kept_after);
 
     // Borrows the arrays.
     Inputs inputs(const Model& model) const;
@@ -53,6 +53,7 @@ private:
     std::optional<TensorView> companions_;  // none: all layers of a token are in one block
     std::optional<TensorView> places_;
     std::optional<TensorView> state_tables_;  // none: no layer has a state
+    std::optional<TensorView> kept_after_;
 };
 
 }  // namespace pdserve::decoder

@@ -6,14 +6,21 @@ Each value head has a matrix [key_dim, value_dim] that every token decays and co
     state = state + key ⊗ (beta * (value - state · key))
     out   = state · query
 
-It is computed token by token, wherever a prompt is divided: so bits depend on no chunk. Queries,
-keys and values are convolved over the last few tokens before, each channel for itself.
+Queries, keys and values are convolved over the last few tokens before, each channel for itself.
 
 Value heads share the query and the key of a group. What a request keeps of a layer is, group by
 group, float32 throughout:
 
     conv    [kernel - 1, 2 * key_dim + group_values]   inputs, oldest first: query, key, values
     states  [values of the group, key_dim, value_dim]
+    keys    [CHUNK, key_dim]
+    deltas  [values of the group, CHUNK, value_dim]    beta * (value - state · key)
+    shares  [values of the group, CHUNK + 1]
+
+The native decoder leaves `states` as they are through a chunk of CHUNK tokens, and keeps what these
+add: the state is `shares[CHUNK] * states` and the sum of `shares * keys ⊗ deltas`. Chunks begin at
+multiples of CHUNK, wherever a prompt is divided: so bits depend on no division, and a decode step
+only reads `states`. The torch decoder, token by token, has the state itself there.
 """
 
 from __future__ import annotations
@@ -23,6 +30,7 @@ from typing import Final
 
 from pdserve.engine.models.json_fields import JsonFields
 
+CHUNK: Final = 16  # kChunk of csrc/recurrent/kernel.h
 _FLOAT_BYTES: Final = 4
 _LINEAR: Final = "linear_attention"
 _KINDS: Final = {_LINEAR, "full_attention"}
@@ -67,8 +75,14 @@ class RecurrentShape:
     @property
     def group_state(self) -> int:
         """Numbers of a request's state in a group of a layer."""
-        of_heads = self.group_size * self.key_dim * self.value_dim
-        return (self.kernel - 1) * self.group_channels + of_heads
+        size, inputs = self.group_size, (self.kernel - 1) * self.group_channels
+        of_chunk = CHUNK * (self.key_dim + size * self.value_dim) + size * (CHUNK + 1)
+        return inputs + self.matrix_numbers + of_chunk
+
+    @property
+    def matrix_numbers(self) -> int:
+        """Of these, numbers of the heads' matrices."""
+        return self.group_size * self.key_dim * self.value_dim
 
     @property
     def layer_bytes(self) -> int:

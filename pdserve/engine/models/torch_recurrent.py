@@ -42,16 +42,24 @@ class RecurrentLayers:
         assert batch.state_tables is not None, "the pool is of a model with states"
         rows = layer.mixer["recurrent_in"](normed)
         made = []
+        tables = batch.state_tables
         starts = batch.attention.query_start.tolist()
         lengths = batch.attention.context_lens.tolist()
-        for table, length, (begin, end) in zip(
-            batch.state_tables, lengths, pairwise(starts), strict=True
+        for blocks, kept_after, length, (begin, end) in zip(
+            tables.blocks, tables.kept_after.tolist(), lengths, pairwise(starts), strict=True
         ):
-            state = _StateInBlocks(kv_pool, table, self._shape, self._number[index])
-            before = state.zeros() if length == end - begin else state.read()
-            values, after = self._go_on(layer, rows[begin:end].float(), before)
-            state.write(after)
-            made.append(values)
+            own, before, kept = (
+                _StateInBlocks(kv_pool, table, self._shape, self._number[index]) for table in blocks
+            )
+            state = own.zeros() if length == end - begin else before.read()
+            for first, last in ((begin, begin + kept_after), (begin + kept_after, end)):
+                if first == last:
+                    continue
+                values, state = self._go_on(layer, rows[first:last].float(), state)
+                made.append(values)
+                (own if last == end else kept).write(state)
+            if kept_after == end - begin:
+                kept.write(state)
         return torch.cat(made).to(normed.dtype)
 
     def _go_on(self, layer: LayerWeights, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +71,8 @@ class RecurrentLayers:
         widths = [shape.group_channels, size * shape.value_dim]
         channels, gates = torch.split(of_heads.view(len(rows), groups, -1), widths, dim=2)
         num_kept = (shape.kernel - 1) * shape.group_channels
-        past, heads = state[:, :num_kept], state[:, num_kept:]
+        end = num_kept + shape.matrix_numbers
+        past, heads, rest = state[:, :num_kept], state[:, num_kept:end], state[:, end:]
         past = past.view(groups, shape.kernel - 1, -1).transpose(0, 1)
         inputs = torch.cat([past, channels])  # [kernel - 1 + num_rows, num_groups, channels]
         mixed = functional.silu(self._convolved(layer, inputs, len(rows)))
@@ -79,7 +88,7 @@ class RecurrentLayers:
         normed = rms_norm(torch.stack(values), layer.norms["value_norm"], self._norm_eps)
         gated = normed * functional.silu(gates.reshape_as(normed))
         kept_inputs = inputs[len(rows) :].transpose(0, 1).reshape(groups, -1)
-        return gated.flatten(1), torch.cat([kept_inputs, states.reshape(groups, -1)], dim=1)
+        return gated.flatten(1), torch.cat([kept_inputs, states.reshape(groups, -1), rest], dim=1)
 
     def _convolved(self, layer: LayerWeights, inputs: Tensor, num_rows: int) -> Tensor:
         """[kernel - 1 + num_rows, num_groups, channels] -> [num_rows, num_groups, channels]."""

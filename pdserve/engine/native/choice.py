@@ -24,6 +24,7 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.engine.layers import torch_dtype
+from pdserve.engine.models.recurrent import RecurrentShape
 from pdserve.engine.native.linear import (
     LinearResult,
     PackedLinear,
@@ -138,6 +139,8 @@ def choose_kernels(
     folder: Path | None,
     wanted: str = AUTO,
     measure: Measure = measured,
+    *,
+    has_states: bool = False,
 ) -> KernelChoice:
     """Choose the build for a model.
 
@@ -148,6 +151,7 @@ def choose_kernels(
         folder: where choices are kept, so that all nodes of a host make the same; None: nowhere.
         wanted: AUTO, or the build to take.
         measure: as `measured`.
+        has_states: whether layers have states instead of KV.
 
     Raises:
         ValueError: this CPU cannot run the wanted one; the message lists those that it can.
@@ -158,9 +162,14 @@ def choose_kernels(
         variants = _native.kernel_variants()
         if wanted not in variants:
             raise ValueError(f"{wanted!r}: this CPU can run {', '.join(variants)}, or {AUTO}")
-        return KernelChoice(wanted, digest_of(wanted, dtype, form, is_coded=is_coded))
+        return KernelChoice(
+            wanted, digest_of(wanted, dtype, form, is_coded=is_coded, has_states=has_states)
+        )
     candidates = [name for name in _native.kernel_variants() if name != EMULATED]
-    digests = {name: digest_of(name, dtype, form, is_coded=is_coded) for name in candidates}
+    digests = {
+        name: digest_of(name, dtype, form, is_coded=is_coded, has_states=has_states)
+        for name in candidates
+    }
     key = [f"{name}-{digest}" for name, digest in digests.items()]
     key += [f"torch.{dtype}", form.name, *map(str, kinds)]
     variant = _read(folder, key, candidates)
@@ -172,12 +181,17 @@ def choose_kernels(
 
 
 def digest_of(
-    variant: str, dtype: ActivationDtype, form: WeightForm, *, is_coded: bool = False
+    variant: str,
+    dtype: ActivationDtype,
+    form: WeightForm,
+    *,
+    is_coded: bool = False,
+    has_states: bool = False,
 ) -> str:
     """Return a digest of what a build computes of fixed inputs.
 
-    Products with weights of that form, with codes if there are any, and with a router's; norms and
-    attention. Codes that are widened to float32 are nothing new.
+    Products with weights of that form, with codes if there are any, and with a router's; norms,
+    attention, and states if there are any. Codes that are widened to float32 are nothing new.
     """
     digest, type_of_x = hashlib.blake2b(digest_size=4), torch_dtype(dtype)
     weight, x = _numbers(48, 100).to(type_of_x), _numbers(20, 100).to(type_of_x)
@@ -192,6 +206,8 @@ def digest_of(
         outlying, coded = x[:, :96].clone(), torch.empty(20, 48)
         outlying[:, 40] *= 16
         results.append(linear(outlying, _coded(), coded, LinearResult.STORE_FLOAT, variant))
+    if has_states:
+        results += _gone_on(variant)
     for tensor in results:
         digest.update(tensor.view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -228,6 +244,31 @@ def _attended(variant: str, dtype: torch.dtype) -> Tensor:
         variant=variant,
     )
     return out
+
+
+def _gone_on(variant: str) -> list[Tensor]:
+    """A state, and what it makes, of a prompt that is in two pieces."""
+    shape = RecurrentShape(2, 4, 40, 36, 4, frozenset({0}))
+    rows = _numbers(70, shape.input_width)
+    vectors = _numbers(3, shape.num_values)
+    taps = _numbers(shape.num_groups * shape.kernel, shape.group_channels)
+    state = torch.zeros(shape.layer_bytes // 4)
+    out = torch.empty(len(rows), shape.values_width)
+    for first, end in ((0, 43), (43, 70)):
+        _native.gated_delta(
+            rows[first:end],
+            taps.view(shape.num_groups, shape.kernel, -1),
+            vectors[0],
+            vectors[1],
+            _numbers(1, shape.value_dim)[0],
+            shape.num_groups,
+            shape.key_dim,
+            first,
+            state,
+            out[first:end],
+            variant,
+        )
+    return [state, out]
 
 
 def _numbers(num_rows: int, num_columns: int) -> Tensor:

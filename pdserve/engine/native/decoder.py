@@ -192,6 +192,7 @@ class NativeDecoder:
         logits = self._logits_of(len(batch.sampled_rows))
         ends, done = ([], None) if progress is None else (list(progress.ends), progress.done)
         states, taps, spread = batch.states, batch.taps, batch.spread
+        state_tables = batch.state_tables
         self._decoder.logits(
             batch.token_ids,
             batch.positions,
@@ -210,6 +211,7 @@ class NativeDecoder:
             adapters=list(batch.adapters),
             companions=None if spread is None else spread.companions,
             places=None if spread is None else spread.places,
-            state_tables=batch.state_tables,
+            state_tables=None if state_tables is None else state_tables.blocks,
+            kept_after=None if state_tables is None else state_tables.kept_after,
         )
         return logits if len(batch.sampled_rows) else None

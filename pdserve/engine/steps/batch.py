@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pdserve.engine.attention import AttentionBatch
@@ -68,6 +70,33 @@ class Cargo:
 
 
 @dataclass(frozen=True, slots=True)
+class StateTables:
+    """Where the states of a step's requests are, on the host."""
+
+    # [num_requests, 3, state_blocks] int32: blocks of each one's own state, of what is its state
+    # before the step, and of what it is kept in
+    blocks: Tensor
+    kept_after: Tensor  # [num_requests] int32: rows of the step after which it is; 0: it is not
+
+    @classmethod
+    def own(cls, tables: Tensor) -> StateTables:
+        """Of requests that go on with their own states, [num_requests, state_blocks]."""
+        blocks = tables[:, None].expand(-1, 3, -1).contiguous().int()
+        return cls(blocks, torch.zeros(len(tables), dtype=torch.int32))
+
+    def within(
+        self, requests: slice, num_before: NDArray[np.int32], num_rows: NDArray[np.int32]
+    ) -> StateTables:
+        """Of some requests, of each only so many rows of the step, behind `num_before`."""
+        blocks = self.blocks[requests].clone()
+        goes_on = torch.from_numpy(num_before > 0)
+        blocks[goes_on, 1] = blocks[goes_on, 0]
+        after = self.kept_after[requests] - torch.from_numpy(num_before).int()
+        is_in = (after > 0) & (after <= torch.from_numpy(num_rows))
+        return StateTables(blocks, torch.where(is_in, after, 0).int())
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The input of one step. Prompt chunks and decode tokens have the same form: rows of tokens."""
 
@@ -82,8 +111,7 @@ class Batch:
     states: WantedStates | None = None  # final states that are needed as well
     taps: Taps | None = None  # of decoders that compute all layers
     spread: Spread | None = None  # None: all layers of a token are in one block
-    # [num_requests, state_blocks] int32, on the host: blocks of requests' states; None: none
-    state_tables: Tensor | None = None
+    state_tables: StateTables | None = None  # None: no layer has a state
     cargo: Cargo | None = None  # what else goes to the device
     sampled_before: Tensor | None = (
         None  # int32 on the device: by the step before, launched as well

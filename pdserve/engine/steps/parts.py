@@ -51,6 +51,10 @@ def rows_within(batch: Batch, first: int, end: int) -> Batch:
     begin, stop = np.searchsorted(starts, first, "right") - 1, np.searchsorted(starts, end)
     ends = np.minimum(starts[begin + 1 : stop + 1], end)
     later = starts[begin + 1 : stop + 1] - ends  # rows of each request that are behind the part
+    before = np.maximum(0, first - starts[begin:stop])  # rows in front of it, likewise
+    tables = batch.state_tables
+    if tables is not None:
+        tables = tables.within(slice(begin, stop), before, ends - starts[begin:stop] - before)
     sampled = slice(*np.searchsorted(batch.sampled_rows.numpy(), [first, end]))
     attention = AttentionBatch(
         query_start=torch.from_numpy(np.concatenate([starts.dtype.type([0]), ends - first])),
@@ -66,6 +70,6 @@ def rows_within(batch: Batch, first: int, end: int) -> Batch:
         sampled_rows=batch.sampled_rows[sampled] - first,
         sampled_requests=batch.sampled_requests[sampled],
         adapters=batch.adapters[begin:stop],
-        state_tables=None if batch.state_tables is None else batch.state_tables[begin:stop],
+        state_tables=tables,
         states=None if batch.states is None else batch.states.within(first, end),
     )

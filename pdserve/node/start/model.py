@@ -310,6 +310,7 @@ def _kernels(engine: EngineConfig, plan: ModelPlan, sizes: Sizes) -> KernelChoic
             sizes.form,
             weights_folder(engine),
             engine.kernels,
+            has_states=plan.config.recurrent is not None,
         )
     except ValueError as error:
         raise ConfigError(f"kernels {error}") from error

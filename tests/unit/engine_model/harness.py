@@ -17,6 +17,7 @@ from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.plan.forms import ActivationDtype, form_of
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.request import Request, SampledToken, Scheduled
+from pdserve.engine.steps.batch import StateTables
 from pdserve.engine.weights.codings import native_plan
 from pdserve.engine.weights.load import Progress, load_decoder, load_torch_weights
 from pdserve.kv import KvDtype
@@ -75,6 +76,7 @@ class Node:
         kv_dtype: KvDtype | None = None,
         rounded_to: KvDtype | None = None,
         quantization: str = "none",
+        kernels: str = "",
     ) -> Node:
         """`change`: of what the checkpoint says; `kv_dtype`, `rounded_to`: of KV, if others."""
         checkpoint = resolve_checkpoint(str(path))
@@ -86,7 +88,11 @@ class Node:
         plan = (
             native_plan(checkpoint, config, form) if is_native else ModelPlan.of(config, form=form)
         )
-        model = load(checkpoint, plan, ActivationDtype(dtype), device)
+        activations = ActivationDtype(dtype)
+        if is_native:
+            model: Decoder = load_decoder(checkpoint, plan, activations, device, kernels=kernels)
+        else:
+            model = load(checkpoint, plan, activations, device)
         num_blocks = num_tokens // block_size + 64
         layout = config.kv_layout(block_size, kv_dtype or dtype, rounded_to)
         kv_cache = KvCache(layout, num_blocks, device)
@@ -136,8 +142,8 @@ class Node:
         )
         every_row = replace(batch, sampled_rows=torch.arange(len(token_ids)))
         if num_states := self.kv_cache.layout.state_blocks:
-            table = torch.tensor([[self.free.pop() for _ in range(num_states)]], dtype=torch.int32)
-            every_row = replace(every_row, state_tables=table)
+            table = torch.tensor([[self.free.pop() for _ in range(num_states)]])
+            every_row = replace(every_row, state_tables=StateTables.own(table))
         with torch.inference_mode():
             logits = self.model.logits(every_row, self.kv_cache.pool)
         assert logits is not None

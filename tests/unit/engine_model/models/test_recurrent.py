@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from pdserve import _native
 from pdserve.engine.interface import OthersSampled
 from pdserve.engine.models.config import ModelConfig, load_model_config
+from pdserve.engine.native.choice import digest_of
+from pdserve.engine.plan.forms import ActivationDtype, form_of
 from pdserve.engine.request import Request, Scheduled
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
@@ -140,12 +143,32 @@ def state_of(node: Node, request: Request) -> bytes:
     return blocks[request.state_blocks].numpy().tobytes()[: node.kv_cache.layout.state_bytes]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [(KvDtype.FLOAT32, "none"), (KvDtype.BFLOAT16, "int8")]
+)
+def test_builds_of_one_digest_go_on_alike(
+    dtype: KvDtype, quantization: str, checkpoint_of: Callable[..., Path]
+) -> None:
+    """Also where products agree in all builds, as those of integers do."""
+    path, prompt = checkpoint_of("qwen3_next"), make_prompt(40)
+    found: dict[str, set[bytes]] = {}
+    for variant in _native.kernel_variants():
+        node = Node.load(path, dtype=dtype, quantization=quantization, kernels=variant)
+        request = make_request(prompt)
+        node.generate([request], 2)
+        form = form_of(quantization, ActivationDtype(dtype))
+        digest = digest_of(variant, ActivationDtype(dtype), form, has_states=True)
+        found.setdefault(digest, set()).add(state_of(node, request))
+    assert {len(states) for states in found.values()} == {1}
+
+
 def test_a_state_takes_blocks_of_the_pool(checkpoint_of: Callable[..., Path]) -> None:
     config = load_model_config(resolve_checkpoint(str(checkpoint_of("qwen3_next"))))
     layout = config.kv_layout(16, KvDtype.FLOAT32)
     assert layout.num_layers == 1
     assert layout.token_bytes == 2 * 2 * 24 * 4
     a_layer = 3 * (2 * 2 * 20 + 6 * 12) + 6 * 20 * 12  # the last inputs, and a matrix a head
+    a_layer += 16 * (2 * 20 + 6 * 12) + 6 * 17  # a chunk's keys and deltas, and their shares
     assert layout.state_bytes == 2 * a_layer * 4
     assert layout.state_blocks == -(-layout.state_bytes // layout.block_bytes)
 
