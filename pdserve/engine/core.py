@@ -23,6 +23,7 @@ from math import inf
 from msgspec.structs import replace
 
 from pdserve.engine.foresight import are_foreseeable, foreseen
+from pdserve.engine.kept_states import KeptStates
 from pdserve.engine.request import Request, SampledToken, Scheduled, by_adapter, end_after, finish
 from pdserve.engine.scheduler import Policy, Queues, StepRuns
 from pdserve.protocol import FinishReason
@@ -57,6 +58,7 @@ class EngineCore:
         self.speculate: Speculate = lambda rows: rows  # gives requests drafts, and rows with them
         # Whether the next step is planned with the tokens of this one, if a device waits so long.
         self.awaits: Awaits = lambda rows, gap_s: False
+        self._states = None if (of := queues.pool.snapshots) is None else KeptStates(queues, of)
         self.draft: Draft = no_drafts  # what is computed before a plan, while no step runs
         self._requests: dict[str, Request] = {}
         if beside is not None:
@@ -154,6 +156,8 @@ class EngineCore:
         rows = self.policy.plan(self.queues)
         if held := self.hold(rows):
             rows = [row for row in rows if row.request not in held]
+        if self._states is not None:
+            rows = self._states.plan(rows)
         rows = by_adapter(self.speculate(rows))
         self._in_step = {row.request for row in rows}
         return rows
@@ -212,6 +216,8 @@ class EngineCore:
             if before // block_size != (before + num_tokens) // block_size:
                 self._publish_full_blocks(request, before)
                 self.queues.pass_windows(request, request.num_computed_tokens)
+            if self._states is not None:
+                self._states.advanced(request)
             if token is None or last is None:
                 if request.ends_with_prompt and request.num_uncomputed_tokens == 0:
                     request.lifecycle.first_token_s = now_s
@@ -266,6 +272,9 @@ class EngineCore:
             row.request.draft = ()
         self._in_step_ahead = set()
         self._step_over()
+        if self._states is not None:
+            for row in rows:
+                self._states.failed(row.request)
         for request in {*failed, *gone}:
             self.forget(request)
         if self.pool.state_blocks and was_computed:
@@ -276,7 +285,8 @@ class EngineCore:
         """Remove a finished request and free its blocks, unless a step still uses them."""
         if request in self._in_step:
             self._in_step.discard(request)
-            used = [*request.block_table, *request.state_blocks]
+            kept = [] if request.kept_state is None else request.kept_state[1]
+            used = [*request.block_table, *request.state_blocks, *request.state_source, *kept]
             self.pool.retain(used)
             self._kept += used
         self._remove(request)

@@ -158,12 +158,15 @@ class ModelRunner:
         """Who only warms up or measures has some at the end of the pool."""
         count, end = self.kv_cache.layout.state_blocks, self.kv_cache.num_blocks
         places = end // count
-        tables = [
-            row.request.state_blocks
-            or range(end - (number % places + 1) * count, end - number % places * count)
-            for number, row in enumerate(rows)
-        ]
-        return StateTables.own(torch.tensor([list(table) for table in tables]))
+        tables, kept_after = [], []
+        for number, (request, _) in enumerate(rows):
+            last = end - number % places * count
+            own = request.state_blocks or list(range(last - count, last))
+            num_tokens, kept = request.kept_state or (request.num_computed_tokens, own)
+            tables.append([own, request.state_source or own, kept])
+            kept_after.append(num_tokens - request.num_computed_tokens)
+        blocks = torch.tensor(tables, dtype=torch.int32)
+        return StateTables(blocks, torch.tensor(kept_after, dtype=torch.int32))
 
     # ---- parts of a step -----------------------------------------------------------------------
 

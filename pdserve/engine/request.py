@@ -61,6 +61,10 @@ class Request:
     num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
     block_table: list[int] = field(default_factory=list)  # logical -> physical block id
     state_blocks: list[int] = field(default_factory=list)  # of its state, if the model has one
+    state_source: list[int] = field(default_factory=list)  # of a snapshot, if it goes on behind one
+    parts_at: int = 0  # tokens that it has in common with one before, if no snapshot is there
+    kept_state: tuple[int, list[int]] | None = None  # by its step: behind so many tokens; blocks
+    answer_state: bytes = b""  # hash of the block behind which its last one was kept
     num_passed: int = 0  # leading blocks whose companions it has given back: windows are beyond
     block_hashes: list[bytes] = field(default_factory=list)  # hash chain, one per full block
     num_matched_blocks: int = 0  # while waiting: leading blocks found in the prefix cache ...

@@ -141,7 +141,8 @@ class Queues:
         """
         pool = self.pool
         request.extend_hashes(request.num_tokens, pool.block_size)
-        reusable = request.block_hashes[: pool.full_blocks(request.num_reusable_tokens)]
+        known = request.block_hashes[: pool.full_blocks(request.num_reusable_tokens)]
+        reusable = pool.usable(known)
         num_left = self._num_left(request.num_tokens, reusable, request)
         if (self.running or not is_alone) and 0 <= num_left < num_kept_free:
             self.held_back.start()
@@ -151,6 +152,10 @@ class Queues:
         if self.preemptions.calls_back(request):
             self.waiting.remove(request)
             return False
+        if pool.snapshots is not None:
+            num_known = len(pool.match_prefix(known))
+            request.parts_at = pool.tokens_in(num_known) if num_known > len(reusable) else 0
+            request.state_source = pool.snapshots.take(reusable[-1]) if reusable else []
         blocks = self.reserve(request.num_tokens, reusable, request)
         assert blocks is not None, "there was room a moment ago"
         request.block_table, num_reused = blocks
@@ -213,7 +218,9 @@ class Queues:
         num_passed = self.pool.num_passed(newcomer.num_pulled_tokens) if is_claim else 0
         newcomer.extend_hashes(newcomer.num_tokens, self.pool.block_size)
         num_reusable = newcomer.num_reusable_tokens + is_claim
-        hashes = newcomer.block_hashes[: self.pool.full_blocks(num_reusable)]
+        hashes: Sequence[bytes] = newcomer.block_hashes[: self.pool.full_blocks(num_reusable)]
+        if not is_claim:
+            hashes = self.pool.usable(hashes)
         gained = self.pool.num_sole(
             [b for request in preempted for b in (*request.block_table, *request.state_blocks)]
         )
@@ -305,16 +312,20 @@ class Queues:
         """
         pool = self.pool
         matched = pool.match_prefix(hashes)
+        source = pool.snapshots.blocks(hashes[-1]) if pool.snapshots and len(hashes) else []
         num_new = pool.blocks_for(num_tokens) - len(matched) + pool.state_blocks
         if newcomer is not None and not newcomer.decodes_here:
             newcomer = None  # it does not decode here, so it needs no headroom
         streams = [stream for stream in self.streams if stream not in preempted]
         num_kept = self.headroom.num_kept_free(streams, newcomer)
         num_bare = max(0, num_passed - len(matched))
-        return pool.num_free_after_taking(matched, num_new, num_bare) - num_kept
+        return pool.num_free_after_taking([*matched, *source], num_new, num_bare) - num_kept
 
     def _release(self, request: Request) -> None:
         self.pool.release(request.block_table, request.num_passed)
-        self.pool.release(request.state_blocks)
-        request.block_table, request.state_blocks = [], []
+        if self.pool.state_blocks:
+            kept = [] if request.kept_state is None else request.kept_state[1]
+            self.pool.release([*request.state_blocks, *request.state_source, *kept])
+            request.state_blocks, request.state_source, request.kept_state = [], [], None
+        request.block_table = []
         request.num_passed = 0

@@ -122,7 +122,6 @@ def make_parts(
     clock, metrics, identity = SystemClock(), NodeMetrics(), model.identity
     companions = made_up(memory.num_blocks, identity.layout.num_companions)
     has_states = identity.layout.state_bytes > 0
-    keeps_prefixes = config.engine.prefix_cache and not has_states  # no state is kept of them
     exporter, puller = _make_transfer_ends(
         config, node_id, incarnation, identity, memory, clock, hosts, companions
     )
@@ -134,14 +133,15 @@ def make_parts(
     pool = BlockPool(
         memory.num_blocks,
         identity.layout.block_size,
-        prefix_cache=keeps_prefixes,
+        prefix_cache=config.engine.prefix_cache,
         bump_generations=memory.bump,
         windows=[window for window in identity.windows if window],
         companions=companions,
         state_blocks=identity.layout.state_blocks,
     )
     tier = make_tier(tier_blocks, memory, pool, hosts)
-    pull = config.prefix.prefix_pull if keeps_prefixes else "never"
+    pulls = config.engine.prefix_cache and not has_states
+    pull = config.prefix.prefix_pull if pulls else "never"
     perf = PerfModel()  # a guess, until the node has profiled itself
     pull_costs = PullCosts(perf, config.engine.token_budget)
     worth = PrefixWorth(pull_costs, identity.layout, clock, pull)

@@ -24,8 +24,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
-from typing import Protocol
 
+from pdserve.engine.kv.cache_observer import CacheObserver
+from pdserve.engine.kv.snapshots import Snapshots
 from pdserve.engine.kv.window_blocks import WindowBlocks
 from pdserve.kv import need
 from pdserve.kv.companions import Companions
@@ -42,25 +43,6 @@ def _nobody_asks(_: int) -> None:
 
 def _nobody_keeps(_: bytes, __: str) -> None:
     """Default listener for `on_owned`: does nothing."""
-
-
-class CacheObserver(Protocol):
-    """Follows changes to the prefix cache.
-
-    Called in the middle of a pool operation, so it must not allocate or release blocks.
-    """
-
-    def stored(self, block_hash: bytes) -> None:
-        """Handle that a block was published under this hash."""
-        ...
-
-    def evicted(self, block_hash: bytes) -> None:
-        """Handle that the block with this hash was evicted and will be overwritten."""
-        ...
-
-    def freed(self, block_hash: bytes) -> None:
-        """Handle that the block lost its last reference: still cached, but evictable."""
-        ...
 
 
 class BlockPool:
@@ -111,6 +93,8 @@ class BlockPool:
         self._tell_owner: Callable[[bytes, str], None] = _nobody_keeps
         self._observers: list[CacheObserver] = []
         self.cache_version = 0  # incremented whenever the prefix cache changes
+        # What makes a prefix one, if requests have states.
+        self.snapshots = Snapshots(self) if prefix_cache and state_blocks else None
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -313,6 +297,22 @@ class BlockPool:
             matched.append(block_id)
         return matched if self._lacking.isdisjoint(matched) else self._usable(matched)
 
+    def usable(self, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Of this chain, as much as a request can go on behind; all of it, but for states."""
+        if self.snapshots is None:
+            return hashes
+        return hashes[: self.snapshots.length(hashes[: len(self.match_prefix(hashes))])]
+
+    def forget(self, block_hash: bytes) -> None:
+        """Take a block out of the prefix cache, if it is there."""
+        block_id = self._block_of.get(block_hash)
+        if block_id is None:
+            return
+        self._forget(block_id)
+        self.cache_version += 1
+        for observer in self._observers:
+            observer.evicted(block_hash)
+
     def match_whole(self, hashes: Sequence[bytes]) -> list[int]:
         """As match_prefix, up to the first block that lacks anything: for others to go on with."""
         return [self._block_of[block_hash] for block_hash in takewhile(self.__contains__, hashes)]
@@ -397,7 +397,7 @@ class BlockPool:
         return block_id
 
     def _forget(self, block_id: int) -> None:
-        """Take a block that lacks something out of the prefix cache."""
+        """Take a block out of the prefix cache."""
         del self._block_of[self._hash_of.pop(block_id)]
         if self._references[block_id] == 0:
             self._take_cached(block_id)

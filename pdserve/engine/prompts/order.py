@@ -43,6 +43,9 @@ def num_uncached(request: Request, pool: BlockPool) -> int:
         request.extend_hashes(request.num_tokens, block_size)
         hashes, num_matched = request.block_hashes, request.num_matched_blocks
         num_reusable = request.num_reusable_tokens // block_size
+        if pool.snapshots is not None:
+            hashes = hashes[: len(pool.usable(hashes[:num_reusable]))]
+            num_matched, num_reusable = min(num_matched, len(hashes)), len(hashes)
         if num_matched and hashes[num_matched - 1] not in pool:
             num_matched = 0
         while num_matched < num_reusable and hashes[num_matched] in pool:
