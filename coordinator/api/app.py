@@ -84,5 +84,4 @@ async def _no_metrics() -> bytes:
 
 
 async def _close(app: web.Application) -> None:
-    for model in app[CONTEXT].models:
-        await model.close()
+    await app[CONTEXT].models.close()

@@ -21,12 +21,14 @@ from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.run import WholeAnswer, answer, whole_answer
 from coordinator.api.answer.sse import SseStream
 from coordinator.api.chat import plan_chat_call
-from coordinator.api.completions import plan_completion
+from coordinator.api.completions import CompletionRequest, plan_completion
 from coordinator.api.context import CONTEXT, TRACE, ApiContext
 from coordinator.api.embeddings.plan import EmbeddingPlan, plan_embeddings
 from coordinator.api.messages.plan import plan_message
 from coordinator.api.read.ask import Ask, Question
 from coordinator.api.read.body import read_object, read_request
+from coordinator.api.read.chat import ChatRequest
+from coordinator.api.read.fields import GenerationFields
 from coordinator.api.scoring.plan import (
     ScoringPlan,
     plan_bare_rerank,
@@ -35,11 +37,13 @@ from coordinator.api.scoring.plan import (
 )
 from coordinator.api.server.callers import admit, admit_keyed, begin
 from coordinator.api.server.middleware import speaks_messages
+from coordinator.api.tiers.away import AwayPlan, plan_away
 from coordinator.api.tiers.run import plan_in_tiers
 
 _S = TypeVar("_S")
 _T = TypeVar("_T", bound=Struct)
-Plan: TypeAlias = CallPlan | EmbeddingPlan | ScoringPlan
+Plan: TypeAlias = CallPlan | AwayPlan | EmbeddingPlan | ScoringPlan
+Generating: TypeAlias = CallPlan | AwayPlan
 # Validates a call and plans it, before anything runs. Raises RequestError.
 Planner: TypeAlias = Callable[[Ask], Awaitable[Plan]]
 
@@ -64,10 +68,31 @@ def in_tiers(plan: Callable[[Ask], Awaitable[CallPlan]]) -> Callable[[Ask], Awai
     return planned
 
 
+def also_away(
+    plan: Callable[[Ask], Awaitable[CallPlan]], schema: type[GenerationFields]
+) -> Callable[[Ask], Awaitable[Generating]]:
+    """As `in_tiers`, for calls that a server elsewhere may answer, too; `schema` is the body's."""
+
+    async def planned(ask: Ask) -> Generating:
+        cascade = ask.cascade
+        if cascade is None:
+            return await plan(ask)
+        return await plan_in_tiers(
+            ask, cascade, plan, _own, lambda _, call: call, partial(plan_away, schema)
+        )
+
+    return planned
+
+
+def _own(plan: Generating) -> CallPlan:
+    assert isinstance(plan, CallPlan), "it was planned for a model of this cluster"
+    return plan
+
+
 CALLS = web.AppKey("CALLS", dict[str, Endpoint])
 ENDPOINTS = {
-    "/v1/chat/completions": Endpoint(in_tiers(plan_chat_call)),
-    "/v1/completions": Endpoint(in_tiers(plan_completion)),
+    "/v1/chat/completions": Endpoint(also_away(plan_chat_call, ChatRequest)),
+    "/v1/completions": Endpoint(also_away(plan_completion, CompletionRequest)),
     "/v1/messages": Endpoint(in_tiers(plan_message)),
     "/v1/embeddings": Endpoint(plan_embeddings, is_keyed=False),
     "/v1/rerank": Endpoint(plan_rerank, is_keyed=False),
@@ -95,6 +120,8 @@ async def call(request: web.Request) -> web.StreamResponse:
     plan = await endpoint.plan(ask)
     if isinstance(plan, CallPlan):
         return await answer(request, ask.context, plan)
+    if isinstance(plan, AwayPlan) and plan.is_streaming:
+        return await plan.stream(request, ask.context)
     return (await run_whole(ask, plan)).response()
 
 

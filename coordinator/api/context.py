@@ -12,7 +12,7 @@ from aiohttp import web
 
 from coordinator.api.answer.arrivals import WriteTurns
 from coordinator.api.answer.bodies import TierUsage
-from coordinator.api.answer.formats import AnswerFormat
+from coordinator.api.answer.formats import EndsFailed
 from coordinator.api.answer.sse import SseStream
 from coordinator.api.config import ApiConfig
 from coordinator.api.embeddings.places import PromptPlaces
@@ -143,8 +143,9 @@ class RequestTrace:
     slo: Slo | None = None  # targets of its service class, once known
     is_streaming: bool = False
     stream: SseStream | None = None
-    format: AnswerFormat | None = None  # format of the stream
+    format: EndsFailed | None = None  # format of the stream
     tiers: list[TierUsage] = field(default_factory=list)  # of a cascade that did not answer
+    is_elsewhere: bool = False  # a server elsewhere answers
     num_choices: int = 0
     num_prompt_tokens: int = 0
     num_dispatched_tokens: int = 0  # of these, in prompts that were sent to nodes; known at the end
@@ -221,6 +222,8 @@ class RequestTrace:
             duration_s=now_s - self.received_s,
             span=self.span,
             tenant=self.owner,
+            is_elsewhere=self.is_elsewhere,
+            lost_tiers=self.tiers,
         )
 
 

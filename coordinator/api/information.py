@@ -137,4 +137,5 @@ def _of_cascade(cascade: Cascade, name: str) -> Model:
         root=name,
         tiers=[tier.name for tier in cascade.tiers],
         needs_whole_answer=cascade.needs_whole_answer,
+        external_tiers=[*cascade.endpoints] or msgspec.UNSET,
     )

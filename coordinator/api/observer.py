@@ -7,9 +7,11 @@ ITL: each gap between two tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinator.api.answer.bodies import TierUsage
 from coordinator.tracing.call_span import CallSpan
 from pdserve._native import Histogram
 from pdserve.protocol import Slo
@@ -36,6 +38,8 @@ class RequestSummary:
     span: CallSpan | None = None  # of its trace, if it is recorded
     tenant: str = ""  # empty: API keys are not in use
     model: str = ""  # own name of the one it asked for; empty: it failed before that was known
+    is_elsewhere: bool = False  # no node of this cluster has made the answer
+    lost_tiers: Sequence[TierUsage] = ()  # of a cascade: what nodes did besides
 
 
 class Observer(Protocol):

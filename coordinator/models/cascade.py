@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
+from coordinator.external.endpoint import Endpoint
 from pdserve.settings.cascades import ESCALATIONS, RegisteredCascade, Tier
+from pdserve.settings.external import ExternalEndpoint
 from pdserve.shared.errors import ConfigError
 
 
@@ -34,6 +37,7 @@ class Cascade:
     needs_whole_answer: bool  # before it shows any, unless the last tier is asked
     tenants: frozenset[str] = frozenset()  # who may use it; empty: everybody
     hooks: Mapping[str, Hook] = field(default_factory=dict)  # of tiers' rules, by name
+    endpoints: Mapping[str, Endpoint] = field(default_factory=dict)  # that are tiers, by name
 
     @property
     def name(self) -> str:
@@ -41,8 +45,15 @@ class Cascade:
         return self.names[0]
 
 
-def make_cascades(registered: Mapping[str, RegisteredCascade]) -> list[Cascade]:
-    """Return those of a models file. Raises ConfigError: a hook is not installed, or fails."""
+def make_cascades(
+    registered: Mapping[str, RegisteredCascade],
+    external: Mapping[str, ExternalEndpoint] = MappingProxyType({}),
+) -> list[Cascade]:
+    """Return those of a models file.
+
+    Raises ConfigError: a hook is not installed, or fails; or an endpoint's key cannot be read.
+    """
+    endpoints = {name: _endpoint(name, one) for name, one in external.items()}
     return [
         Cascade(
             names=(name, *one.aliases),
@@ -51,9 +62,18 @@ def make_cascades(registered: Mapping[str, RegisteredCascade]) -> list[Cascade]:
             needs_whole_answer=one.needs_whole_answer,
             tenants=frozenset(one.tenants),
             hooks={rule: _hook(name, rule) for rule in one.hooks},
+            endpoints={t.external: endpoints[t.external] for t in one.tiers if t.external},
         )
         for name, one in registered.items()
     ]
+
+
+def _endpoint(name: str, described: ExternalEndpoint) -> Endpoint:
+    try:
+        described.key()
+    except ConfigError as error:
+        raise ConfigError(f"external.{name}: {error}") from error
+    return Endpoint(name, described)
 
 
 def _hook(cascade: str, name: str) -> Hook:

@@ -14,6 +14,7 @@ from pdserve.model_files.sampling_defaults import SamplingDefaults, sampling_def
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CheckpointConfig, CoordinatorConfig
 from pdserve.settings.models import RegisteredModel, check_alone, read_models
+from pdserve.settings.prices import Price
 from pdserve.shared.errors import PdserveError, TokenizerError
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,11 @@ class ModelFiles:
     def names(self) -> list[str]:
         """All that clients call it, its own first."""
         return [self.name, *(self.registered.aliases if self.registered else ())]
+
+    @property
+    def price(self) -> Price | None:
+        """What its tokens cost; None: nothing is said."""
+        return self.registered.price if self.registered else None
 
     @property
     def tenants(self) -> frozenset[str]:

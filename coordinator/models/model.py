@@ -24,6 +24,7 @@ from coordinator.text.parts import ToolFormat
 from pdserve import __version__
 from pdserve.model_files.sampling_defaults import PLAIN, SamplingDefaults
 from pdserve.protocol.status import ClusterStatus
+from pdserve.settings.prices import Price
 from pdserve.shared.errors import InvalidRequest, ModelNotFound, NoNodeAvailable
 
 _NAMED_CHARACTERS = 8  # of a revision: as many as tell them apart, and as `pdserve revisions` takes
@@ -63,6 +64,7 @@ class Model:
     sampling: SamplingDefaults = PLAIN  # where a call does not say
     tenants: frozenset[str] = frozenset()  # who may use it; empty: everybody
     adapters: Adapters | None = None  # of it
+    price: Price | None = None  # of its tokens; None: nothing is said
     root: str = ""  # where an adapter is from; empty: it is none
     parent: str | None = None  # the model that it is an adapter of
 
@@ -102,6 +104,7 @@ def make_model(
     sampling: SamplingDefaults = PLAIN,
     tenants: frozenset[str] = frozenset(),
     adapters: Adapters | None = None,
+    price: Price | None = None,
 ) -> Model:
     """Return the model of these names, its own first, that `generator` computes.
 
@@ -122,6 +125,7 @@ def make_model(
         sampling=sampling,
         tenants=tenants,
         adapters=adapters,
+        price=price,
     )
 
 
@@ -178,6 +182,13 @@ class Catalog:
         if cascade.tenants and tenant not in cascade.tenants:
             return False
         return all(self._by_name[t.model].is_for(tenant) for t in cascade.tiers if t.model)
+
+    async def close(self) -> None:
+        """End the processes and threads of all, and close connections to elsewhere."""
+        for model in self:
+            await model.close()
+        for endpoint in {e for c in self._cascades.values() for e in c.endpoints.values()}:
+            await endpoint.close()
 
     def adapters(self, tenant: str = "", may_use: Callable[[str], bool] = _anything) -> list[Model]:
         """Return the adapters that a tenant may use; `may_use` says so of their names."""

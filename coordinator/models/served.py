@@ -11,7 +11,7 @@ from typing import Final
 
 from coordinator.adapters.life import Adapters
 from coordinator.admission.in_flight import InFlight
-from coordinator.models.cascade import make_cascades
+from coordinator.models.cascade import Cascade, make_cascades
 from coordinator.models.cluster import ModelCluster
 from coordinator.models.files import ModelFiles
 from coordinator.models.model import Catalog, Model, make_model
@@ -89,7 +89,7 @@ class ServedModels:
                 _model(files, cluster, config.answers)
                 for files, cluster in zip(all_files, self.clusters, strict=True)
             ],
-            make_cascades(read_models(config.models).cascades) if config.models else (),
+            _cascades(config.models) if config.models else (),
         )
 
     def __iter__(self) -> Iterator[Member]:
@@ -201,6 +201,11 @@ class ServedModels:
                 cluster.flow.look()
 
 
+def _cascades(models: str) -> list[Cascade]:
+    file = read_models(models)
+    return make_cascades(file.cascades, file.external)
+
+
 def _model(files: ModelFiles, cluster: ModelCluster, answers: AnswerConfig) -> Model:
     wanted = answers.tool_format
     return make_model(
@@ -213,4 +218,5 @@ def _model(files: ModelFiles, cluster: ModelCluster, answers: AnswerConfig) -> M
         sampling=files.sampling,
         tenants=files.tenants,
         adapters=cluster.adapters,
+        price=files.price,
     )

@@ -64,19 +64,23 @@ class Costs:
         )
 
     def call_ended(self, summary: RequestSummary) -> None:
-        """Count the tokens of a call."""
+        """Count the tokens of a call that nodes have computed, in whichever tier."""
+        for tier in summary.lost_tiers:
+            uncached = tier.prompt_tokens - tier.cached_tokens
+            self._count(uncached, tier.cached_tokens, tier.completion_tokens)
+        if summary.is_elsewhere:
+            return
         cached = summary.num_cached_tokens
         uncached = summary.num_prompt_tokens - cached if summary.ttft_s is not None else 0
-        tokens = Work(
-            seconds=0.0,
-            paid=0.0,
-            busy=0.0,
-            prompts=0.0,
-            uncached_tokens=uncached,
-            cached_tokens=cached,
-            output_tokens=summary.num_completion_tokens,
+        self._count(uncached, cached, summary.num_completion_tokens)
+
+    def _count(self, uncached: int, cached: int, output: int) -> None:
+        self._calls = replace(
+            self._calls,
+            uncached_tokens=self._calls.uncached_tokens + uncached,
+            cached_tokens=self._calls.cached_tokens + cached,
+            output_tokens=self._calls.output_tokens + output,
         )
-        self._calls = self._calls.plus(tokens)
 
     def tick(self) -> None:
         """Count what the nodes have cost since the last look."""

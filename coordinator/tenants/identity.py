@@ -28,6 +28,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_minute: PerMinute = 0  # prompt and output together; 0: no limit
     adapters: list[str] = []  # names that it may use, as "sql-*"; empty: all
     max_adapters: Annotated[int, Meta(ge=0)] = 0  # that it may load itself; 0: none
+    text_may_leave: bool = False  # to tiers of cascades that are elsewhere
     cache_group: str = ""  # tenants of one group share cached prefixes; empty: a group of its own
 
     @property
@@ -46,8 +47,10 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"{len(self.salt)}:{self.salt}:{asked}"  # the length makes it unique
 
 
-ANYBODY = Tenant()
-OWNER = Tenant(name="owner", is_operator=True)  # who has the key in the environment
+ANYBODY = Tenant(text_may_leave=True)  # who has named the tiers has said so
+OWNER = Tenant(
+    name="owner", is_operator=True, text_may_leave=True
+)  # who has the key in the environment
 
 
 def check_name(name: str) -> None:

@@ -58,16 +58,17 @@ class Escalation(ConfigStruct, frozen=True):
 
 
 class Tier(ConfigStruct, frozen=True):
-    """One of a cascade's models; exactly one of `model` and `adapter` says which."""
+    """One of a cascade's models; exactly one of the first three says which."""
 
     model: str = ""  # a name in the same file
     adapter: str = ""  # of one of its models
+    external: str = ""  # an endpoint of the same file
     escalate: Escalation | None = None  # None: of the last one
 
     @property
     def name(self) -> str:
         """What a call would name to have it alone."""
-        return self.model or self.adapter
+        return self.model or self.adapter or self.external
 
 
 class RegisteredCascade(ConfigStruct, frozen=True):
@@ -89,36 +90,48 @@ class RegisteredCascade(ConfigStruct, frozen=True):
 
 
 def check_cascades(
-    cascades: Mapping[str, RegisteredCascade], models: Collection[str], names: Collection[str]
+    cascades: Mapping[str, RegisteredCascade],
+    models: Collection[str],
+    names: Collection[str],
+    external: Collection[str] = (),
 ) -> None:
     """Check what cascades say of tiers.
 
     Args:
         models: the file's models, by each of their names.
         names: those of cascades.
+        external: those of endpoints elsewhere.
 
     Raises ConfigError.
     """
     for name, cascade in cascades.items():
-        for number, problem in _problems(cascade, models, names):
+        for number, problem in _problems(cascade, models, names, external):
             raise ConfigError(f"cascades.{name}: tier {number}: {problem}")
 
 
 def _problems(
-    cascade: RegisteredCascade, models: Collection[str], names: Collection[str]
+    cascade: RegisteredCascade,
+    models: Collection[str],
+    names: Collection[str],
+    external: Collection[str],
 ) -> Iterator[tuple[int, str]]:
     seen: set[str] = set()
     for number, tier in enumerate(cascade.tiers, 1):
-        if bool(tier.model) == bool(tier.adapter):
-            yield number, "give 'model' or 'adapter', and not both"
+        if sum(map(bool, (tier.model, tier.adapter, tier.external))) != 1:
+            yield number, "give one of 'model', 'adapter' and 'external'"
         if tier.model in names:
             yield number, f"{tier.model!r} is a cascade itself: a tier is one model"
         if tier.model and tier.model not in models:
             yield number, f"there is no model {tier.model!r}{nearest(tier.model, models)}"
+        if tier.external and tier.external not in external:
+            known = nearest(tier.external, external)
+            yield number, f"there is no [external.{tier.external}]{known}"
         if tier.name in seen:
             yield number, f"{tier.name!r} is a tier before already"
         seen.add(tier.name)
         is_last = number == len(cascade.tiers)
+        if tier.external and not is_last:
+            yield number, "only the last one can be 'external': nobody here judges its answers"
         if is_last and tier.escalate is not None:
             yield number, "the last one cannot 'escalate': nobody is left to ask"
         if not is_last and (tier.escalate is None or tier.escalate.is_never):

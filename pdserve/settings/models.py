@@ -22,6 +22,8 @@ from msgspec.structs import replace
 
 from pdserve.settings.cascades import RegisteredCascade, check_cascades
 from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig, WeightsConfig
+from pdserve.settings.external import ExternalEndpoint, check_external, here
+from pdserve.settings.prices import Price
 from pdserve.settings.struct import ConfigStruct
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.hints.near import nearest
@@ -63,6 +65,7 @@ class RegisteredModel(ConfigStruct, frozen=True):
     kv_memory: str | None = None
     min: NumNodes = NumNodes(prefill=1, decode=1)  # nodes that are always its own
     tenants: list[str] = msgspec.field(default_factory=list)  # who may use it; empty: all
+    price: Price | None = None
 
     @property
     def checkpoint(self) -> WeightsConfig:
@@ -84,6 +87,7 @@ class ModelsFile(ConfigStruct, frozen=True):
     models: Annotated[dict[str, RegisteredModel], Meta(min_length=1)]
     shared: NumNodes = NumNodes()  # nodes that are any model's, by demand
     cascades: dict[str, RegisteredCascade] = msgspec.field(default_factory=dict)
+    external: dict[str, ExternalEndpoint] = msgspec.field(default_factory=dict)
 
     def find(self, name: str) -> tuple[str, RegisteredModel]:
         """Return the model of this name or alias, with its own name. Raises ConfigError."""
@@ -124,8 +128,10 @@ def parse_models(text: str, path: Path) -> ModelsFile:
         _check(found)
     except (msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"{path}: {_where(error, values)}") from error
-    here = {name: _from(path.parent, model) for name, model in found.models.items()}
-    return replace(found, models=here)
+    folder = path.parent
+    models = {name: _from(folder, model) for name, model in found.models.items()}
+    external = {name: here(folder, endpoint) for name, endpoint in found.external.items()}
+    return replace(found, models=models, external=external)
 
 
 def node_of_model(config: NodeConfig) -> tuple[str, NodeConfig]:
@@ -177,7 +183,11 @@ def _check(file: ModelsFile) -> None:
     models = set(meant)
     for name, cascade in file.cascades.items():
         _check_names(meant, f"cascades.{name}", (name, *cascade.aliases))
-    check_cascades(file.cascades, models, meant.keys() - models)
+    names = meant.keys() - models
+    for name in file.external:
+        _check_names(meant, f"external.{name}", (name,))
+    check_external(file.external)
+    check_cascades(file.cascades, models, names, file.external)
 
 
 def _check_names(meant: dict[str, str], owner: str, names: Iterable[str]) -> None:
@@ -196,7 +206,8 @@ def _check_names(meant: dict[str, str], owner: str, names: Iterable[str]) -> Non
 def _where(error: Exception, values: dict[str, Any]) -> str:
     """Say what is wrong; msgspec says `[...]` for the key of a mapping."""
     text = str(error)
-    for table, kind in (("models", RegisteredModel), ("cascades", RegisteredCascade)):
+    kinds = (("models", RegisteredModel), ("cascades", RegisteredCascade))
+    for table, kind in (*kinds, ("external", ExternalEndpoint)):
         if f"$.{table}[...]" in text:
             for name, entry in values[table].items():
                 try:
@@ -208,12 +219,12 @@ def _where(error: Exception, values: dict[str, Any]) -> str:
 
 def _from(folder: Path, model: RegisteredModel) -> RegisteredModel:
     """Have paths that begin at the file's folder begin at the root."""
-    here = {
+    found = {
         name: str((folder / value).resolve())
         for name in ("source", "chat_template")
         if (value := getattr(model, name)) and (folder / value).exists()
     }
-    return replace(model, **here)
+    return replace(model, **found)
 
 
 def check_alone(file: str, checkpoint: CheckpointConfig) -> None:

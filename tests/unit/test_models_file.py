@@ -10,6 +10,7 @@ from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.plan import Machine, cluster_nodes, plan_cluster
 from pdserve.settings.config import CheckpointConfig, EngineConfig, Mode, NodeConfig, WeightsConfig
 from pdserve.settings.models import NumNodes, check_alone, node_of_model, read_models
+from pdserve.settings.prices import Price
 from pdserve.shared.errors import ConfigError
 
 TWO = """
@@ -125,6 +126,14 @@ aliases = ["best"]
 tiers = [{ model = "gpt-4o-mini", escalate = { mean_logprob = -0.7 } }, { model = "org/big" }]
 """
 
+CLOUD = """
+[external.cloud]
+url = "https://api.example.com/v1"
+model = "large-1"
+key_file = "cloud.key"
+price = { input = 2.0, output = 8.0 }
+"""
+
 
 def test_a_cascade_names_models_of_the_file(tmp_path: Path) -> None:
     cascade = read_models(written(tmp_path, TWO + CASCADE)).cascades["auto"]
@@ -148,7 +157,11 @@ def test_a_cascade_names_models_of_the_file(tmp_path: Path) -> None:
         ("tiers = [{ model = 'small', escalate = { first_tokens = 3 } }, { model = 'org/big' }]",
          "cascades.c: tier 1: 'escalate' has to say when"),
         ("tiers = [{ escalate = { tool = true } }, { model = 'small' }]",
-         "cascades.c: tier 1: give 'model' or 'adapter'"),
+         "cascades.c: tier 1: give one of 'model', 'adapter' and 'external'"),
+        ("tiers = [{ model = 'small', escalate = { tool = true } }, { external = 'clod' }]",
+         "cascades.c: tier 2: there is no [external.clod]; did you mean `cloud`?"),
+        ("tiers = [{ external = 'cloud', escalate = { tool = true } }, { model = 'small' }]",
+         "cascades.c: tier 1: only the last one can be 'external'"),
         ("tiers = [{ model = 'small', escalate = { tool = true } }, { model = 'small' }]",
          "cascades.c: tier 2: 'small' is a tier before already"),
         ("aliases = ['best']\ntiers = [{ model = 'small', escalate = { tool = true } }, "
@@ -160,8 +173,39 @@ def test_a_cascade_names_models_of_the_file(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_cascade_gets_one_line(tmp_path: Path, cascade: str, said: str) -> None:
-    file = written(tmp_path, TWO + CASCADE + f"[cascades.c]\n{cascade}\n")
+    file = written(tmp_path, TWO + CASCADE + CLOUD + f"[cascades.c]\n{cascade}\n")
     with pytest.raises(ConfigError) as caught:
         read_models(file)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_elsewhere_has_its_key_in_a_file_beside(tmp_path: Path) -> None:
+    cloud = read_models(written(tmp_path, TWO + CLOUD)).external["cloud"]
+    with pytest.raises(ConfigError, match=r"cannot read the key file .*/cloud\.key"):
+        cloud.key()
+    (tmp_path / "cloud.key").write_text("a b\n")
+    with pytest.raises(ConfigError, match="the key alone"):
+        cloud.key()
+    (tmp_path / "cloud.key").write_text("sk-1\n")
+    assert cloud.key() == "sk-1"
+    assert cloud.price == Price(input=2.0, output=8.0)
+    assert cloud.price.of(1000, 400, 100) == pytest.approx(0.0028)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("https", "http", "external.cloud: url: a key is only sent to https://"),
+        ("https://", "", "external.cloud: url: "),
+        ("external.cloud", "external.small", "'small' is a name of models.small, too"),
+        ("input", "inputs", "external.cloud: Object contains unknown field `inputs`"),
+    ],
+)
+def test_a_wrong_server_elsewhere_gets_one_line(
+    tmp_path: Path, before: str, after: str, said: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_models(written(tmp_path, TWO + CLOUD.replace(before, after, 1)))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -8,6 +8,8 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from pdserve.settings.prices import Price
+
 
 class PromptTokensDetails(Struct):
     """How many of the prompt's tokens were prefix-cache hits."""
@@ -32,6 +34,15 @@ class TierUsage(Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    cost: float | UnsetType = UNSET  # if it has a price, in the currency of that
+
+    @classmethod
+    def of(
+        cls, model: str, price: Price | None, prompt: int, cached: int, completion: int
+    ) -> TierUsage:
+        """Return that of so many tokens, `cached` ones of the prompt's."""
+        cost = UNSET if price is None else price.of(prompt, cached, completion)
+        return cls(model, prompt, cached, completion, cost)
 
 
 class Usage(Struct):
@@ -219,6 +230,7 @@ class Model(Struct, kw_only=True):
     parent: str | None = None  # of an adapter, the model
     tiers: list[str] | UnsetType = UNSET  # of a cascade, the models that it asks in turn
     needs_whole_answer: bool | UnsetType = UNSET  # of a cascade: before it shows any
+    external_tiers: list[str] | UnsetType = UNSET  # elsewhere; what they stream cannot be resumed
     max_model_len: int | None = None
 
 

@@ -206,8 +206,9 @@ class Call:
             ),
         )
         if self._plan.lost is not None:
-            own = self._plan.model.name, trace.num_prompt_tokens, trace.num_cached_tokens
-            usage.tiers = [*trace.tiers, TierUsage(*own, num_completion_tokens)]
+            model, counts = self._plan.model, (trace.num_prompt_tokens, trace.num_cached_tokens)
+            own = TierUsage.of(model.name, model.price, *counts, num_completion_tokens)
+            usage.tiers = [*trace.tiers, own]
         return usage
 
     async def wait(self, timeout_s: float | None = None) -> bool:

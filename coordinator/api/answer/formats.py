@@ -65,7 +65,15 @@ def usage_shown(body: GenerationFields) -> UsageShown:
     return UsageShown.EVERYWHERE if options.continuous_usage_stats else UsageShown.LAST
 
 
-class AnswerFormat(Protocol):
+class EndsFailed(Protocol):
+    """How an endpoint ends a stream that has failed."""
+
+    def failure(self, error: bodies.ErrorDetail) -> bytes:
+        """Return the last event of a stream that failed."""
+        ...
+
+
+class AnswerFormat(EndsFailed, Protocol):
     """How an endpoint encodes its answers: a whole answer as JSON, a stream as framed events."""
 
     def opening(self, index: int, usage: bodies.Usage | None) -> Sequence[bytes]:
@@ -91,10 +99,6 @@ class AnswerFormat(Protocol):
 
     def closing(self, usage: bodies.Usage) -> Sequence[bytes]:
         """Return the last events, after all choices have finished."""
-        ...
-
-    def failure(self, error: bodies.ErrorDetail) -> bytes:
-        """Return the last event of a stream that failed."""
         ...
 
     def take_in(self, delta: ChoiceDelta) -> None:

@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from coordinator.api.answer.bodies import ErrorBody, ErrorDetail
+from coordinator.external.errors import EndpointFailed, EndpointUnavailable
 from pdserve.shared import errors
 from pdserve.shared.hints.urls import path_instead
 
@@ -35,6 +36,7 @@ _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.IdempotencyKeyInUse: (409, _INVALID, True),
     errors.IdempotencyKeyReused: (422, _INVALID, False),
     errors.Overloaded: (429, "rate_limit_error", True),
+    EndpointUnavailable: (503, _SERVER, True),
     errors.BuffersFull: (503, _SERVER, True),
     errors.StoreUnavailable: (503, _SERVER, True),
     errors.AdaptersFull: (409, _INVALID, False),
@@ -42,6 +44,7 @@ _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.TransferError: (502, _SERVER, False),
     errors.StaleIncarnation: (502, _SERVER, False),
     errors.MalformedMessage: (502, _SERVER, False),
+    EndpointFailed: (502, _SERVER, False),
     errors.NodeLost: (502, _SERVER, False),
     errors.NoNodeAvailable: (503, _SERVER, True),
     errors.NodeDraining: (503, _SERVER, True),

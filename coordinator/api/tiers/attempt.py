@@ -117,11 +117,13 @@ class Attempt:
         """What it has used so far."""
         step = self._plan.num_per_prompt
         prompts = zip(self._plan.requests[::step], self.generations[::step], strict=True)
-        return TierUsage(
-            model=self._plan.model.name,
-            prompt_tokens=sum(r.prompt.num_tokens for r, g in prompts if g.route.was_dispatched),
-            cached_tokens=self._num_cached_tokens,
-            completion_tokens=sum(judge.num_tokens for judge in self._judges),
+        model = self._plan.model
+        return TierUsage.of(
+            model.name,
+            model.price,
+            sum(r.prompt.num_tokens for r, g in prompts if g.route.was_dispatched),
+            self._num_cached_tokens,
+            sum(judge.num_tokens for judge in self._judges),
         )
 
     @property

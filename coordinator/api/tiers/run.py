@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from coordinator.api.answer.bodies import TierUsage
@@ -14,10 +15,11 @@ from coordinator.api.read.ask import Ask
 from coordinator.api.read.idempotency import LAST_EVENT_HEADER
 from coordinator.api.server import callers
 from coordinator.api.tiers.attempt import Attempt
+from coordinator.external.endpoint import Endpoint
 from coordinator.models.cascade import Cascade
 from coordinator.text.threads import Asker
 from pdserve.settings.cascades import Escalation, Tier
-from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest
+from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest, PermissionDenied
 
 T = TypeVar("T")
 Plan: TypeAlias = Callable[[Ask], Awaitable[T]]
@@ -32,6 +34,7 @@ async def plan_in_tiers(
     plan: Plan[T],
     call_of: Callable[[T], CallPlan],
     with_call: Callable[[T, CallPlan], T],
+    away: Callable[[Ask, Endpoint, Callable[[str], None]], T] | None = None,
 ) -> T:
     """Plan a call for a cascade: find the tier that answers it.
 
@@ -39,13 +42,18 @@ async def plan_in_tiers(
         cascade: that the call is for (`Ask.cascade`).
         plan: plans a call for one model, and may be called for several.
         call_of: returns the call of what it returns; `with_call` returns that with another call.
+        away: plans one for a server elsewhere, which tells its outcome; None: none may answer.
 
     Raises what `plan` raises, and what generations raise.
     """
     run = _Run(ask, cascade)
     _check_known(run.known, cascade)
+    _check_leave(ask, cascade, can_leave=away is not None)
     *_, last = cascade.tiers
     for tier in cascade.tiers:
+        if tier.external and away is not None:
+            ask.trace.model = tier.name
+            return away(ask, cascade.endpoints[tier.external], partial(run.tell, tier))
         try:
             made = await plan(replace(ask, values=ask.values | {"model": tier.name}))
             found = await run.through(tier, call_of(made))
@@ -64,6 +72,32 @@ def _check_known(known: Sequence[int] | None, cascade: Cascade) -> None:
         raise InvalidRequest(
             f"{LAST_EVENT_HEADER!r} is of no stream of {cascade.name!r}, which has "
             f"{len(cascade.tiers)} tiers",
+            LAST_EVENT_HEADER,
+        )
+
+
+def _check_leave(ask: Ask, cascade: Cascade, *, can_leave: bool) -> None:
+    """Check that a tier elsewhere may be asked, whoever answers. Raises RequestError."""
+    *others, last = (tier.name for tier in cascade.tiers)
+    if not cascade.endpoints:
+        return
+    instead = f"name another tier ({', '.join(others)})"
+    tenant = ask.trace.tenant
+    if not tenant.text_may_leave:
+        raise PermissionDenied(
+            f"{cascade.name!r} may ask {last!r}, which is elsewhere, and text of {tenant.name!r} "
+            f"may not leave this cluster (text_may_leave): {instead}"
+        )
+    if not can_leave:
+        raise InvalidRequest(
+            f"{cascade.name!r} may ask {last!r}, which is elsewhere: use /v1/chat/completions or "
+            f"/v1/completions, or {instead}",
+            "model",
+        )
+    known = ask.trace.keyed and ask.trace.keyed.lost
+    if known and len(known) == len(others):
+        raise InvalidRequest(
+            f"what {last!r} answers cannot be resumed: ask again, without {LAST_EVENT_HEADER!r}",
             LAST_EVENT_HEADER,
         )
 
@@ -91,7 +125,7 @@ class _Run:
             self._lost_before(call, self.known[number])
             return None
         if tier.escalate is None:
-            self._tell(tier, ANSWERED)
+            self.tell(tier, ANSWERED)
             return replace(call, lost=tuple(self.lost))
         attempt = self._begin(tier.escalate, call)
         if self.known is not None:
@@ -103,7 +137,7 @@ class _Run:
             self._count(attempt.use)
             raise
         if not reason:
-            self._tell(tier, ANSWERED)
+            self.tell(tier, ANSWERED)
             return replace(call, lost=tuple(self.lost), started=attempt.generations)
         attempt.cancel("another model answers")
         self._lose(attempt)
@@ -113,7 +147,7 @@ class _Run:
     def skip(self, tier: Tier, reason: str, num_tokens: int = 0) -> None:
         """Go on to the next tier, after so many tokens of this one."""
         self.lost.append(num_tokens)
-        self._tell(tier, reason)
+        self.tell(tier, reason)
 
     async def _for_tier(self, number: int, call: CallPlan) -> CallPlan:
         """Return the plan with ids of this tier's own: others may run on the same nodes.
@@ -161,7 +195,8 @@ class _Run:
         if num_tokens:  # else it was skipped
             prompts = call.requests[:: call.num_per_prompt]
             num_prompt_tokens = sum(request.prompt.num_tokens for request in prompts)
-            use = TierUsage(call.model.name, num_prompt_tokens, 0, num_tokens)
+            model = call.model
+            use = TierUsage.of(model.name, model.price, num_prompt_tokens, 0, num_tokens)
             self.ask.trace.tiers.append(use)
 
     def _lose(self, attempt: Attempt) -> None:
@@ -178,7 +213,8 @@ class _Run:
         trace.num_cached_tokens = used.cached_tokens
         trace.num_completion_tokens = used.completion_tokens
 
-    def _tell(self, tier: Tier, outcome: str) -> None:
+    def tell(self, tier: Tier, outcome: str) -> None:
+        """Tell of the outcome of a tier."""
         self.ask.context.observer.tier_ended(self.cascade.name, tier.name, outcome)
 
 

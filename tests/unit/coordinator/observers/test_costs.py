@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from coordinator.api.answer.bodies import TierUsage
 from coordinator.api.observer import RequestSummary
 from coordinator.observers.costs import WINDOW_S, Costs
 from pdserve.protocol import NodeRole
@@ -67,6 +69,20 @@ def test_busy_time_is_paid_by_tokens_and_the_rest_is_idle() -> None:
     tokens = (4000 * found.per_million_uncached + 1000 * found.per_million_output) / 1e6
     paid = found.per_hour * 100 / 3600
     assert tokens + found.idle_share * paid == pytest.approx(paid), "all that is paid is shown"
+
+
+def test_tokens_count_for_the_nodes_that_computed_them() -> None:
+    """Those of tiers that lost, too, but not those of a server elsewhere."""
+    clock = ManualClock()
+    costs = Costs(PRICES, [member(NodeRole.DECODE, 1.0, 0.5)], clock)
+    lost = [TierUsage("small", 300, 100, 40)]
+    costs.call_ended(replace(call(1000, 0, 60), lost_tiers=lost))
+    costs.call_ended(replace(call(5000, 0, 900), lost_tiers=lost, is_elsewhere=True))
+    passed(costs, clock, 100)
+    found = costs.now()
+    assert found is not None
+    assert found.per_million_uncached == pytest.approx(1e6 * 0.05 / (200 + 1000 + 200))
+    assert found.per_million_output == pytest.approx(1e6 * 0.05 / (40 + 60 + 40))
 
 
 def test_an_idle_cluster_costs_without_tokens() -> None:
