@@ -20,7 +20,7 @@ def main() -> None:
     """Run the command."""
     asked = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
     done = subprocess.run(
-        [*asked, "--report=-", f"{ROOT}[postgres]"],
+        [*asked, "--report=-", f"{ROOT}[postgres,objects]"],
         capture_output=True,
         text=True,
         check=True,

@@ -11,7 +11,7 @@ reading the files in full would double the time to start.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pdserve.model_files.gguf.model import GgufModel, open_gguf, part_paths, spl
 from pdserve.model_files.gguf.tokenizer import end_ids
 from pdserve.model_files.git_lfs import refuse_pointer
 from pdserve.model_files.identity import content_revision
+from pdserve.model_files.objects.opening import is_object_url
 from pdserve.model_files.recognise import recognise
 from pdserve.model_files.refusal import meant_model, refuse_unless_served
 from pdserve.shared.errors import ConfigError, ModelError
@@ -112,7 +113,8 @@ def resolve_checkpoint(
     Without network, the hub's local cache is used as it is.
 
     Args:
-        model: directory, GGUF file, hub id such as "Qwen/Qwen3-0.6B", or "hub-id:FILE.gguf".
+        model: directory, GGUF file, hub id such as "Qwen/Qwen3-0.6B", "hub-id:FILE.gguf", or the
+            address of such a directory or file: s3://, gs:// or https://.
         revision: hub branch, tag or commit; None is its main branch. Not for what is here.
         with_weights: False downloads and checks only configuration and tokenizer; they are within
             a GGUF file.
@@ -122,6 +124,8 @@ def resolve_checkpoint(
             its cache does not hold the model.
         ModelError: what is there cannot be served; says what it is.
     """
+    if is_object_url(model):
+        return _of_store(model, revision, with_weights)
     path = Path(model).expanduser()
     if path.exists():
         what = "directory" if path.is_dir() else "file"
@@ -218,6 +222,29 @@ def _hub_gguf(hub_id: str, file: str, revision: str | None) -> Checkpoint:
     if not (snapshot / file).is_file():
         raise ConfigError(f"{hub_id} has no {file}, on the hub or in its cache on this machine")
     return _local_gguf(snapshot / file, with_weights=True)
+
+
+# ---- object stores -------------------------------------------------------------------------------
+
+
+def _of_store(url: str, revision: str | None, with_weights: bool) -> Checkpoint:
+    from pdserve.model_files.objects.snapshot import snapshot
+
+    if revision is not None:
+        raise ConfigError(
+            f"revision {revision!r} is for hub models: hold {url} by its digest (pdserve models)"
+        )
+    folder, _, file = url.rstrip("/").rpartition("/")
+    if file.endswith(".gguf"):
+        found = snapshot(folder, [split_pattern(file)], INDEX_FILE)
+        if not (found.path / file).is_file():
+            raise ConfigError(f"{folder} has no {file}")
+        local = _local_gguf(found.path / file, with_weights)
+        return replace(local, revision=found.digest)
+    files = _SMALL_FILES + (_WEIGHT_FILES if with_weights else [])
+    found = snapshot(url.rstrip("/"), files, INDEX_FILE if with_weights else "")
+    _check_files(found.path, with_weights)
+    return Checkpoint(path=found.path, model_id=file, revision=found.digest)
 
 
 def _check_files(directory: Path, with_weights: bool) -> None:

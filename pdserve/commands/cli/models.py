@@ -94,10 +94,11 @@ def removed(text: str, path: Path, words: Sequence[str]) -> str:
 def pinned(text: str, path: Path, words: Sequence[str]) -> str:
     """Return it with a model held to what its source is now: a commit, or a digest of files."""
     from pdserve.model_files.checkpoint import resolve_checkpoint  # slow to import
+    from pdserve.model_files.objects.opening import is_object_url
 
     name = _one(words, "pin")
     _, model = parse_models(text, path).find(name)
-    is_here = Path(model.source).expanduser().exists()
+    is_here = is_object_url(model.source) or Path(model.source).expanduser().exists()
     checkpoint = resolve_checkpoint(model.source, model.revision, with_weights=is_here)
     key = "digest" if is_here else "revision"
     return _with_value(text, path, name, key, checkpoint.revision)

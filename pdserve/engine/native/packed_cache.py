@@ -18,11 +18,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pdserve.engine.native.file_lock import file_lock
 from pdserve.engine.native.linear import ALIGNMENT
 from pdserve.engine.native.packed_file import UnusableFile, read_packed_file, write_packed_file
 from pdserve.engine.native.packed_folder import make_room, packed_path
 from pdserve.engine.native.packed_pages import HUGE_PAGE_BYTES, private_pages
+from pdserve.shared.process.file_lock import file_lock
 
 log = logging.getLogger(__name__)
 

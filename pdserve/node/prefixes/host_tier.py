@@ -27,7 +27,6 @@ from kv_transfer.memory import KvPool, cpu_pool
 from kv_transfer.sharded_pool import parts_here
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier, TierCopies
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.native.file_lock import file_lock
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.store.opening import check_store
@@ -35,6 +34,7 @@ from pdserve.node.start.model import NodeModel
 from pdserve.settings.config import NodeConfig
 from pdserve.settings.values import parse_bytes
 from pdserve.shared.errors import ConfigError, CorruptTransfer, StaleTicket, TransportUnavailable
+from pdserve.shared.process.file_lock import file_lock
 from pdserve.shared.process.may_pass import NotNow
 from pdserve.shared.process.user_cache import cache_folder
 

@@ -19,7 +19,6 @@ from kv_transfer.cuda.pinned import PinnedHostBlocks
 from kv_transfer.cuda.pool import DevicePool, PrivatePool
 from kv_transfer.memory import ExportedPool
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.native.file_lock import file_lock
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.node.memory.kv_memory import commit_if_asked, engine_buffer, make_kv_memory
@@ -29,6 +28,7 @@ from pdserve.protocol import NodeRole
 from pdserve.settings.config import EngineConfig, NodeConfig
 from pdserve.settings.prefixes import PrefixConfig
 from pdserve.shared.errors import ConfigError
+from pdserve.shared.process.file_lock import file_lock
 from pdserve.shared.process.user_cache import cache_folder
 from tests.fakes.gpus import FakeHost
 
