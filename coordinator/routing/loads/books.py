@@ -15,6 +15,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.decode import DecodeLoad, Plan
+from coordinator.routing.loads.paces import StreamPaces
 from coordinator.routing.loads.prefill import PendingPrompt, PrefillQueues, ServiceClass
 from coordinator.routing.pairs.neighbours import Neighbours
 from coordinator.routing.placement import Newcomer, Placement
@@ -120,6 +121,7 @@ class Books:
         self.lengths = OutputLengths()
         self.handoffs = PendingHandoffs()
         self.neighbours = Neighbours(fleet, self.decodes)
+        self._paces = StreamPaces()
         self._fleet = fleet
         self._clock = clock
         for member in registry:
@@ -188,6 +190,11 @@ class Books:
             self.decodes.shares.add(decode.slot, ServiceClass.of(booking.request.slo), -1)
             self.decodes.forecast.remove(plan, now_s)
             self._end_handoff(booking, decode)
+            if by_itself and booking.first is not None:
+                first_s, num_first = booking.first
+                number = booking.num_tokens - num_first
+                predicted_s = number * placement.tpot_s
+                self._paces.observe(decode.slot, number, predicted_s, now_s - first_s)
             if booking.is_prefilled or placement.prefill is None:
                 self.decodes.activate(decode.slot, -1, _context(placement))
         if not booking.is_prefilled:
@@ -233,6 +240,7 @@ class Books:
         left = self.lengths.remaining(booking.request.sampling, booking.num_tokens)
         in_gaps_s = placement.wait_s - placement.held_s
         pace_s = placement.tpot_s - in_gaps_s / max(placement.output_tokens - 1, 1)
+        pace_s *= self._paces.share(decode.slot)
         join_s = ready_s + placement.wait_s * (booking.num_tokens <= 1)
         end_s = join_s + left * (pace_s or UNKNOWN_TPOT_S)
         booking.plan = self.decodes.forecast.add(
@@ -253,6 +261,7 @@ class Books:
         self.decodes.clear(member.slot)
         self.handoffs.clear(member.slot)
         self.neighbours.lost(member)
+        self._paces.clear(member.slot)
 
 
 def _pending(slo: Slo, placement: Placement, now_s: float) -> PendingPrompt:
