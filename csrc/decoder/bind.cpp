@@ -50,11 +50,6 @@ public:
         // Kept until the step is over, whatever is dropped meanwhile.
         std::vector<std::shared_ptr<const OwnedAdapter>> kept;
         const std::vector<const Adapter*> own = find(adapters, kept, query_start);
-        const bool has_stages =
-            !group_.is_none() && nb::cast<ranks::OwnedGroup&>(group_).group().has_stages();
-        if (!taps.is_none() && has_stages) {
-            throw nb::value_error("taps: of a rank that has all layers");
-        }
         if (!own.empty() && !group_.is_none()) {
             throw nb::value_error("adapters: of one rank that has all layers");
         }

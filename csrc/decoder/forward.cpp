@@ -129,8 +129,10 @@ void Forward::compute(const Inputs& inputs, const Written& written) {
     if (num_rows_ > 0) compute_logits(inputs.logits);
 }
 
-// Before a layer there are all rows: only the last one keeps some, after its attention.
+// Before a layer there are all rows: only the last one keeps some, after its attention. All ranks of
+// a stage have them.
 void Forward::copy_taps(const Inputs& inputs, int64_t layer) const {
+    if (tensor_ != nullptr && !tensor_->is_first()) return;
     const int64_t hidden = model_.sizes.hidden;
     for (int64_t tap = 0; tap < inputs.num_taps; ++tap) {
         if (inputs.taps[tap] != layer) continue;

@@ -41,7 +41,9 @@ Part::Part(const Inputs& whole, int64_t first, int64_t end, const Sizes& sizes)
     inputs_.step.query_start = query_start_.data();
     inputs_.step.context_lens = context_lens_.data();
     inputs_.step.block_tables += first_request * step.table_stride;
-    inputs_.logits += choose(whole.sampled, first, end, sampled_) * sizes.vocab;
+    const int64_t num_before = choose(whole.sampled, first, end, sampled_);
+    inputs_.logits += num_before * sizes.vocab;
+    inputs_.taps_out += num_before * whole.num_taps * sizes.hidden;
     inputs_.sampled = choice_of(sampled_);
     if (whole.states.num_rows == 0) return;
     inputs_.states_out += choose(whole.states, first, end, states_) * sizes.hidden;

@@ -67,6 +67,7 @@ class NativeDecoder:
         self.sampler = PlainSampler()
         self.most_ahead = 0
         self._shard = shard
+        self._first_pool_layer = first_pool_layer
         self._steps = steps
         own, layers, tokens = shard.of(config), shard.layers(config), shard.share(config.vocab_size)
         ropes = LayerRopes(config.ropes[layers.start : layers.stop], config.rope_dim, self.device)
@@ -160,16 +161,18 @@ class NativeDecoder:
         """
         if self._steps is None:
             return self._compute(batch, kv_pool, progress)
-        is_leader = self._shard.rank == 0 and self._shard.is_first_stage
-        if is_leader:
+        shared = batch
+        if self._shard.rank == 0 and self._shard.is_first_stage:
             self._steps.write(batch)
+            if not self._shard.is_last_stage:  # other stages write some of the results
+                shared = self._steps.read(self.config.hidden_size, self.config.vocab_size)
         try:
-            logits = self._compute(batch, kv_pool, progress)
+            logits = self._compute(shared, kv_pool, progress)
         except _native.RanksLost as error:
             raise NodeSick(f"{Sickness.RANK_LOST}: {error}") from None  # nobody's mistake
-        if is_leader and batch.states is not None and not self._shard.is_last_stage:
-            hidden_size, vocab_size = self.config.hidden_size, self.config.vocab_size
-            batch.states.out.copy_(self._steps.states(hidden_size, vocab_size))
+        for own, there in ((batch.states, shared.states), (batch.taps, shared.taps)):
+            if own is not None and there is not None and own is not there:
+                own.out.copy_(there.out)
         return logits
 
     def _logits_of(self, num_sampled: int) -> Tensor:
@@ -206,7 +209,7 @@ class NativeDecoder:
             done,
             state_rows=None if states is None else states.rows,
             states_out=None if states is None else states.out,
-            taps=None if taps is None else taps.layers,
+            taps=None if taps is None else taps.layers - self._first_pool_layer,
             taps_out=None if taps is None else taps.out,
             adapters=list(batch.adapters),
             companions=None if spread is None else spread.companions,

@@ -1,6 +1,6 @@
 """The memory in which ranks meet, and through which a step reaches them: a memfd without a name.
 
-    | RankGroup (csrc/ranks) | the step: sizes, then its arrays | logits, then final states |
+    | RankGroup (csrc/ranks) | the step: sizes, then its arrays | logits, final states, taps |
 
 There is one step in it, not a queue of them: rank 0 writes the next one when all have left the
 last. Only pages that are written to take memory.
@@ -18,12 +18,13 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.ranks.sizes import RESULT_BYTES, STEP_BYTES, memory_bytes
-from pdserve.engine.steps.batch import Batch, WantedStates
+from pdserve.engine.steps.batch import Batch, Taps, WantedStates
 
 _ALIGNMENT = 64
-_HEAD = 8  # int64: num_tokens, num_requests, num_blocks, num_sampled, num_states, and these two
+_HEAD = 8  # int64: num_tokens, num_requests, num_blocks, num_sampled, num_states, and these
 _NUM_BYTES = 5  # of all of it
 _REPORTS_LAYERS = 6
+_NUM_TAPS = 7  # hosts of earlier builds know steps without any
 _NOTHING = torch.empty(0, dtype=torch.int64)
 
 _Shapes = Iterator[tuple[torch.dtype, tuple[int, ...]]]
@@ -59,6 +60,19 @@ class StepMemory:
         """
         num_sampled, num_states = self._head[3:5].tolist()
         return self._rows(num_sampled * vocab_size, num_states, hidden_size)
+
+    def taps(self, hidden_size: int, vocab_size: int) -> Tensor:
+        """[num_sampled, num_taps, hidden_size] float32 of the step that is running.
+
+        The first rank of each stage writes those of its layers.
+
+        Raises:
+            ValueError: there is not that much room.
+        """
+        num_sampled, num_states, *_, num_taps = self._head[3:].tolist()
+        first = num_sampled * vocab_size + num_states * hidden_size
+        rows = self._rows(first, num_sampled * num_taps, hidden_size)
+        return rows.view(num_sampled, num_taps, hidden_size)
 
     def _rows(self, first: int, num_rows: int, width: int) -> Tensor:
         if first + num_rows * width > len(self._results):
@@ -96,9 +110,11 @@ class StepMemory:
         """
         attention = batch.attention
         states = _NOTHING if batch.states is None else batch.states.rows
+        taps = _NOTHING if batch.taps is None else batch.taps.layers
         num_requests, num_blocks = attention.block_tables.shape
         sizes = (len(batch.token_ids), num_requests, num_blocks, len(batch.sampled_rows))
         self._head[:5] = torch.tensor([*sizes, len(states)])
+        self._head[_NUM_TAPS] = len(taps)
         arrays = (
             batch.token_ids,
             attention.query_start,
@@ -107,6 +123,7 @@ class StepMemory:
             batch.sampled_rows,
             states,
             batch.positions,
+            taps,
         )
         places, end = self._arrays()
         for place, array in zip(places, arrays, strict=True):
@@ -119,8 +136,9 @@ class StepMemory:
         arrays, end = self._arrays()
         if end != self._head[_NUM_BYTES]:
             raise ValueError(f"a step of {self._head[_NUM_BYTES]} bytes, which needs {end}")
-        token_ids, query_start, context_lens, tables, sampled, states, positions = arrays
+        token_ids, query_start, context_lens, tables, sampled, states, positions, taps = arrays
         wanted = WantedStates(states, self.states(hidden_size, vocab_size))
+        tapped = Taps(taps, self.taps(hidden_size, vocab_size))
         return Batch(
             token_ids=token_ids,
             positions=positions,
@@ -128,6 +146,7 @@ class StepMemory:
             sampled_rows=sampled,
             sampled_requests=[],
             states=wanted if len(states) else None,
+            taps=tapped if len(taps) else None,
         )
 
     def _arrays(self) -> tuple[list[Tensor], int]:
@@ -153,6 +172,7 @@ class StepMemory:
         yield torch.int64, (num_sampled,)
         yield torch.int64, (num_states,)
         yield torch.int64, (num_tokens,)
+        yield torch.int64, (int(self._head[_NUM_TAPS]),)
 
 
 assert RESULT_BYTES % _ALIGNMENT == 0

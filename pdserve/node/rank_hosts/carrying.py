@@ -79,9 +79,8 @@ class _Carrier:
     def carry(self) -> None:
         """Send the step that is running, and write its KV and its results."""
         order, stream, steps = self._order, self._stream, self._steps
-        step = HostStepArrays.of(
-            steps, order.hidden_size, order.vocab_size, order.layout.block_size
-        )
+        sizes, first_layer = (order.hidden_size, order.vocab_size), order.first_layer_of_model
+        step = HostStepArrays.of(steps, sizes, order.layout.block_size, first_layer)
         lacking = self._known.take_lacking(step.tables, step.first, step.end)
         running = steps.step.numpy()
         head = HostStep(len(running), len(lacking))
@@ -92,7 +91,8 @@ class _Carrier:
             steps.group.take(rows)
             stream.send_array(rows)
         stream.receive(HostAnswer).check()
-        tokens = self._pool.empty_tokens(len(step.slots[0]))
-        for array in (tokens, *step.results):
+        tokens, tapped = self._pool.empty_tokens(len(step.slots[0])), step.tapped()
+        for array in (tokens, *step.results, tapped):
             stream.receive_array(array)
         self._pool.set_tokens(*step.slots, tokens)
+        step.set_tapped(tapped)

@@ -50,7 +50,8 @@ class HostAnswer(msgspec.Struct, frozen=True):
 
     After a step, and without an error: the KV of its rows, [num_tokens, num_layers, 2, heads, row],
     of the layers that this host has; logits, [num_sampled, vocab_size] float32; states,
-    [num_states, hidden_size] float32.
+    [num_states, hidden_size] float32; and, as these, taps of its layers, [num_sampled, num_taps,
+    hidden_size].
     """
 
     error: str = ""  # it cannot go on: says why
@@ -86,6 +87,7 @@ class CarrierOrder(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     layout: KvLayout  # of this host's pool
     first_layer: int  # in it, that the next host has
+    first_layer_of_model: int  # the same, in the model
     hidden_size: int
     vocab_size: int
     tls_dir: str  # empty: the connection is in clear

@@ -107,10 +107,8 @@ def _serve(
         wait_ready(steps.group, check_node, ranks.processes)
         stream.send(HostAnswer())
         log.info("ready")
-        whole = model.config
-        StandIn(
-            stream, ranks.processes, pool, model.layout, whole.hidden_size, whole.vocab_size
-        ).run()
+        sizes = model.config.hidden_size, model.config.vocab_size
+        StandIn(stream, ranks.processes, pool, model.layout, sizes, model.first_layer).run()
     finally:
         ranks.close()
         pool.close()

@@ -28,18 +28,21 @@ class StandIn:
         processes: RankProcesses,
         pool: ExportedPool,
         layout: KvLayout,
-        hidden_size: int,
-        vocab_size: int,
+        sizes: tuple[int, int],
+        first_layer: int,
     ) -> None:
-        """Compute for the other end of `stream`, in this pool, whose layout it is."""
+        """Compute for the other end of `stream`, in this pool, whose layout it is.
+
+        `sizes` and `first_layer` are as of HostStepArrays.
+        """
         self._stream = stream
         self._processes = processes
         self._steps = StepMemory(processes.memory, 0, processes.stages)
         self._pool = pool
         self._layout = layout
         self._view = PoolView(pool.data, layout)
-        self._hidden_size = hidden_size
-        self._vocab_size = vocab_size
+        self._sizes = sizes
+        self._first_layer = first_layer
 
     def run(self) -> None:
         """Compute steps until the host before has ended.
@@ -55,14 +58,15 @@ class StandIn:
                     raise _native.RanksLost(self._processes.lost)
             self._receive(stream.receive(HostStep))
             step = HostStepArrays.of(
-                self._steps, self._hidden_size, self._vocab_size, self._layout.block_size
+                self._steps, self._sizes, self._layout.block_size, self._first_layer
             )
             group.begin_step()
-            for rows in step.parts(self._hidden_size):
+            for rows in step.parts(self._sizes[0]):
                 stream.receive_array(rows)
                 group.give(rows)
             group.end_step()
-            stream.send(HostAnswer(), self._view.tokens(*step.slots), *step.results)
+            tokens = self._view.tokens(*step.slots)
+            stream.send(HostAnswer(), tokens, *step.results, step.tapped())
 
     def _receive(self, head: HostStep) -> None:
         """Receive the step's memory, and the blocks that this host lacks."""

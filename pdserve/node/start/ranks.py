@@ -144,6 +144,7 @@ def _carrier_order(
     model: NodeModel, rank: int, fds: tuple[int, int], security: Security
 ) -> CarrierOrder:
     later = model.share.next()
+    first_layer = later.first_layer(model.config)
     return CarrierOrder(
         rank=rank,
         stages=model.share.stages,
@@ -152,7 +153,8 @@ def _carrier_order(
         pool_fd=fds[1],
         num_blocks=model.num_blocks,
         layout=model.layout,
-        first_layer=later.first_layer(model.config) - model.first_layer,
+        first_layer=first_layer - model.first_layer,
+        first_layer_of_model=first_layer,
         hidden_size=model.config.hidden_size,
         vocab_size=model.config.vocab_size,
         tls_dir="" if security.tls_dir is None else str(security.tls_dir),

@@ -16,6 +16,7 @@ from tests.checkpoints import make_checkpoint
 from tests.cluster.checkpoints import VOCAB_SIZE, make_prompt, make_with_draft
 from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.ranks.ranked_nodes import RankHost
 from tests.heads import add_mtp, make_eagle3
 
 NUM_OUTPUT = 120
@@ -66,8 +67,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     taps = [0, 3, 5]
     head = make_eagle3(folder / "head", layer=layer, eagle_aux_hidden_state_layer_ids=taps)
-    further = add_mtp(make_checkpoint(folder / "further", "deepseek_v3", vocab_size=VOCAB_SIZE))
-    return {"model": model, "draft": draft, "head": head, "further": further}
+    further = [
+        add_mtp(make_checkpoint(folder / name, "deepseek_v3", vocab_size=VOCAB_SIZE), num_layers=n)
+        for n, name in enumerate(("mtp", "mtp-2"), 1)
+    ]
+    return {"model": model, "draft": draft, "head": head, "mtp": further[0], "mtp-2": further[1]}
 
 
 @pytest.mark.long
@@ -78,14 +82,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("head", {}),
         ("head", MODES[3]),
         ("head", MODES[4]),
+        ("head", MODES[5]),
         *(("mtp", mode) for mode in [{}, *MODES[4:]]),
+        ("mtp-2", {}),
     ],
 )
 async def test_a_draft_model_changes_nothing(
     models: dict[str, Path], guesser: str, mode: dict[str, Any]
 ) -> None:
-    is_mtp = guesser == "mtp"
-    model, draft = models["further" if is_mtp else "model"], "mtp" if is_mtp else models[guesser]
+    is_mtp = guesser.startswith("mtp")
+    model, draft = models[guesser if is_mtp else "model"], "mtp" if is_mtp else models[guesser]
     speculation = SpeculationConfig(model=str(draft), sources=["model"])
     config = fleet_config(model, **mode | {"speculation": speculation})
     # By a guess, the small one is predicted to be worth it.
@@ -102,7 +108,31 @@ async def test_a_draft_model_changes_nothing(
         together = [await follower.end() for follower in followers]
         drafted = await num_drafts(fleet, "draft_tokens")
         accepted = await num_drafts(fleet, "accepted_draft_tokens")
-    for outputs in (found, together):
+    expect_same(expected, found, together)
+    assert accepted > 0 if guesser == "draft" else drafted > 0  # a head has random weights
+
+
+@pytest.mark.long
+async def test_a_head_has_the_rows_of_two_hosts(models: dict[str, Path]) -> None:
+    config = msgspec.structs.replace(
+        fleet_config(models["model"]), profile=ProfileConfig(profile="off")
+    )
+    found, host = [], RankHost(models["model"])
+    for speculation in (
+        SpeculationConfig(mode="off"),
+        SpeculationConfig(model=str(models["head"]), sources=["model"]),
+    ):
+        flags = {"decode-0": [f"--rank-hosts={host.address}"]}
+        fleet = Fleet(msgspec.structs.replace(config, speculation=speculation), flags)
+        async with running(fleet), Client(fleet.url) as client:
+            found.append(await said(client))
+            drafted = await num_drafts(fleet, "draft_tokens")
+    await host.end()
+    expect_same(*found)
+    assert drafted > 0
+
+
+def expect_same(expected: list[Output], *others: list[Output]) -> None:
+    for outputs in others:
         assert [output.token_ids for output in outputs] == [o.token_ids for o in expected]
         assert [output.logprobs for output in outputs] == [o.logprobs for o in expected]
-    assert accepted > 0 if guesser == "draft" else drafted > 0  # a head has random weights

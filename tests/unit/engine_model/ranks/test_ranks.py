@@ -7,11 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from pdserve import _native
 from pdserve.engine.layer_progress import LayerProgress
@@ -23,12 +25,14 @@ from pdserve.engine.ranks.processes import RankProcesses
 from pdserve.engine.ranks.shard import check_ranks
 from pdserve.engine.ranks.sizes import Parallelism, memory_bytes
 from pdserve.engine.request import Scheduled
+from pdserve.engine.steps.batch import Taps
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import ConfigError, NodeSick
 from pdserve.shared.pooling import Pooling
 from tests.forked_rank import ForkedRank
 from tests.matrix import matrix
+from tests.plain_batch import build_batch
 from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import Node, make_prompt
@@ -143,6 +147,26 @@ def test_embeddings_come_from_the_last_stage(checkpoint_of: Make, pooling: Pooli
         found = torch.frombuffer(bytearray(work_of(request).embedding), dtype=torch.float32)
         cosine = torch.nn.functional.cosine_similarity(found, expected, dim=0)
         assert cosine > 1 - 1e-5, parallelism
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("parallelism", [TENSOR, BOTH], ids=str)
+def test_rows_before_layers_come_from_all_stages(
+    checkpoint_of: Make, parallelism: Parallelism
+) -> None:
+    """Layers 0 and 1 are in one stage, 2 and 3 in the next; rows are in several parts of a step."""
+    path, prompt = checkpoint_of("llama", num_hidden_layers=4), make_prompt(300)
+    layers, rows = [3, 0, 2], torch.tensor([4, 127, 128, 299])
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    states = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states
+    with ranked_node(path, parallelism) as (node, _):
+        request = make_request(prompt, block_table=list(range(5, 30)))
+        batch = build_batch([Scheduled(request, len(prompt))], 16, torch.device("cpu"))
+        taps = Taps(torch.tensor(layers), torch.full((len(rows), 3, 64), torch.nan))
+        batch = replace(batch, sampled_rows=rows, taps=taps)
+        node.model.logits(batch, node.kv_cache.pool)
+    expected = torch.stack([states[layer][0, rows] for layer in layers], dim=1)
+    torch.testing.assert_close(taps.out, expected, atol=2e-3, rtol=2e-3)
 
 
 def test_bfloat16_is_close(checkpoint_of: Make) -> None:

@@ -110,10 +110,9 @@ def test_an_eagle3_head_is_told_from_a_model_by_its_config(tmp_path: Path) -> No
         plan_models(config(head, served, kv_memory="64KiB", max_model_len=64, block_size=16))
     with pytest.raises(ConfigError, match=f"speculation.model {head}: it is a head of another"):
         plan_models(config(head))
-    with pytest.raises(ConfigError, match=f"speculation.model {head}: .* in one stage"):
-        plan_models(config(head, served, pipeline_parallel=2, threads=2))
-    ranks = plan_models(config(head, served, tensor_parallel=2, threads=2))
-    assert isinstance(ranks.draft, HeadPlan), "each rank's rows are whole before a layer"
+    for parallel in ("tensor_parallel", "pipeline_parallel"):
+        ranks = plan_models(config(head, served, **{parallel: 2, "threads": 2}))
+        assert isinstance(ranks.draft, HeadPlan), "rank 0 has the rows of all stages"
 
 
 def test_the_layer_of_a_checkpoint_is_used_where_it_is(tmp_path: Path) -> None:
