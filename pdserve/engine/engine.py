@@ -21,7 +21,8 @@ foreseen (`foresight.py`):
     the device: step k ─────────────────────────────────────────────────────► step k + 1 ──►
 
 There a step begins when the one before it has ended, however early it was launched. Where drafts
-are expected to gain more than the wait, step k + 1 is planned with the tokens of step k instead.
+are expected to gain more than the wait, step k + 1 is planned with the tokens of step k instead,
+and a draft model computes between the two.
 
 With an engine beside it (multiplexed mode), there are two such loops over the same requests, each
 with a thread of its own: that of the first engine computes decodes, the other one prompts.
@@ -38,7 +39,6 @@ from itertools import compress
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from pdserve.engine.core import no_drafts
 from pdserve.engine.interface import OthersSampled, Runner, Sampled, StepObserver, shape_of
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Policy, Queues, StepRuns
@@ -130,7 +130,7 @@ class Engine(StepEnds):
         loop = _Loop(runner, observer, thread)
         step = self._step
         if runner.launcher is not None:
-            step, self.draft = self._launched_steps, no_drafts
+            step = self._launched_steps
         self._is_stopping = False
         try:
             while not self._is_stopping:

@@ -17,6 +17,7 @@ from kv_transfer.puller import Puller
 from kv_transfer.transports.catalog import choose_kinds
 from kv_transfer.transports.tls import NodeTls
 from pdserve.engine.adapters.store import Adapters
+from pdserve.engine.core import Awaits
 from pdserve.engine.drafts.heads.head import Head
 from pdserve.engine.drafts.heads.source import HeadSource
 from pdserve.engine.drafts.model.draft_model import DraftModel
@@ -230,10 +231,15 @@ def use_loaded(
     source: ModelSource | HeadSource
     if isinstance(draft, DraftModel):
         source = ModelSource(draft, engine.queues, step_s, config.engine.token_budget)
+        engine.awaits = _either(engine.awaits, source.awaits)
     else:
         source = HeadSource(draft, runner, engine.queues, step_s)
     parts.speculation.add(source, source.work)
     engine.draft = source.plan
+
+
+def _either(one: Awaits, other: Awaits) -> Awaits:
+    return lambda rows, gap_s: one(rows, gap_s) or other(rows, gap_s)
 
 
 def _make_transfer_ends(

@@ -28,7 +28,7 @@ class SpeculationConfig(ConfigStruct, frozen=True):
         list[SourceName],
         Meta(
             description="who guesses: the stream's own text, its client, former answers to its "
-            "tenant, what a grammar forces, a smaller model (on CPUs); empty: all",
+            "tenant, what a grammar forces, a smaller model; empty: all",
             extra={"flag": "speculation_sources"},
         ),
     ] = msgspec.field(default_factory=list)
@@ -36,7 +36,7 @@ class SpeculationConfig(ConfigStruct, frozen=True):
         str,
         Meta(
             description="smaller model of the same vocabulary, or an EAGLE-3 head of the model, as "
-            "checkpoint.model; mtp: the checkpoint's own layer; empty: that, if there is one, and "
+            "checkpoint.model; mtp: the checkpoint's own layers; empty: those, if it has any, and "
             "the demo model has a smaller one",
             extra={"flag": "speculation_model"},
         ),

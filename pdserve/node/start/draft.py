@@ -15,13 +15,14 @@ from pdserve.engine.drafts.heads.mtp import MtpHead, MtpPlan
 from pdserve.engine.drafts.model.draft_model import DraftModel
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.models.config import load_model_config
-from pdserve.engine.plan.sizes import packed_bytes
+from pdserve.engine.plan.sizes import packed_bytes, weight_bytes
 from pdserve.engine.weights.codings import further_layers
 from pdserve.kv import KvDtype
 from pdserve.kv.need import blocks_for
 from pdserve.measured.perf_model import GUESS, PerfModel
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.model_files.same_vocabulary import check_same_vocabulary
+from pdserve.node.memory.device_budget import step_bytes
 from pdserve.node.memory.draft_share import MTP, share_of_drafts
 from pdserve.node.profiling.costs import step_costs
 from pdserve.node.start.model import NodeModel, load_runner, packed_cache, plan_model
@@ -52,8 +53,7 @@ def plan_models(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMod
     num_bytes = model.num_blocks * model.layout.block_bytes
     kv_bytes = share_of_drafts(num_bytes, named, model.config)
     draft = plan_draft(named, config, model, kv_bytes)
-    own = draft.layout if isinstance(draft, NodeModel) else draft
-    left_bytes = num_bytes - draft.num_blocks * own.block_bytes
+    left_bytes = num_bytes - _bytes_of(draft, config, model)
     num_blocks = model.layout.blocks_in_budget(left_bytes, model.max_model_len)
     log.info("beside the KV of drafts, %d blocks are left", num_blocks)
     return replace(model, num_blocks=num_blocks, draft=draft)
@@ -62,28 +62,25 @@ def plan_models(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMod
 def plan_draft(
     named: str, config: NodeConfig, model: NodeModel, kv_bytes: int
 ) -> NodeModel | HeadPlan | MtpPlan:
-    """Plan the draft model, or head; this process computes it alone, on the cores of rank 0.
+    """Plan the draft model, or head; this process computes it alone, where rank 0 computes.
 
     Raises:
         ConfigError: it cannot guess for the model.
     """
-    if model.device.type != "cpu":
-        raise ConfigError(
-            f"speculation.model {named}: drafts are computed on CPUs, and this node computes on "
-            f"{model.device}: leave it out"
-        )
     try:
         if named == MTP:
             return _plan_mtp(model, kv_bytes)
         checkpoint = resolve_checkpoint(named, None)
         if (values := checkpoint.config()).get("speculators_model_type"):
+            if model.device.type != "cpu":
+                raise ModelError(f"heads are computed on CPUs, and this node is on {model.device}")
             return _plan_head(checkpoint, parse_eagle3(values, named), model, kv_bytes)
         check_same_vocabulary(model.checkpoint.path, checkpoint.path)
         longest = min(model.max_model_len, load_model_config(checkpoint).max_model_len)
         log.info("draft model: %s", named)
         alone = structs.replace(
             config.engine,
-            device="cpu",
+            device=str(model.device),
             tensor_parallel=1,
             pipeline_parallel=1,
             rank_hosts=[],
@@ -96,6 +93,24 @@ def plan_draft(
         return plan_model(structs.replace(config, checkpoint=weights, engine=alone))
     except PdserveError as error:
         raise ConfigError(f"speculation.model {named}: {error}") from error
+
+
+def _bytes_of(draft: NodeModel | HeadPlan | MtpPlan, config: NodeConfig, model: NodeModel) -> int:
+    """What drafts take of the memory that the model's KV would have.
+
+    On a GPU whose memory is shared out here, that is also their weights and their largest step. All
+    ranks' GPUs have equally much, so that of rank 0 decides.
+    """
+    if not isinstance(draft, NodeModel):
+        return draft.num_blocks * draft.block_bytes
+    num_bytes = draft.num_blocks * draft.layout.block_bytes
+    if draft.device.type == "cpu":
+        return num_bytes
+    if config.engine.kv_memory == "auto":
+        num_bytes += weight_bytes(draft.plan(), draft.activations) + step_bytes(
+            draft.config, draft.activations, draft.worst_step, has_graphs=draft.has_graphs
+        )
+    return num_bytes * model.share.parallelism.num_ranks
 
 
 def _plan_head(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -267,6 +267,54 @@ async def test_a_device_waits_where_drafts_are_worth_it() -> None:
         assert set(range(2, first - 1)) <= set(world.steps_ahead)
         assert first not in world.steps_ahead
         assert len(sizes) < 20
+
+
+class Computed(Told):
+    """Knows what comes only as far as it was computed, while the device was idle."""
+
+    def __init__(self, world: Running, begin: int) -> None:
+        super().__init__(1000)
+        self.places: list[int] = []  # output tokens before what was computed
+        self._world = world
+        self._from = begin
+
+    def plan(self) -> Callable[[], None] | None:
+        decoding = self._world.engine.queues.decoding
+        if not decoding or not self.awaits(()):
+            return None
+        place = len(decoding[0].output_token_ids)
+
+        def compute() -> None:
+            assert not self._world.device.launched, "it is one device"
+            self.places.append(place)
+
+        return compute
+
+    def awaits(self, rows: Sequence[Scheduled], gap_s: float = 0.0) -> bool:
+        decoding = self._world.engine.queues.decoding
+        return len(decoding[0].output_token_ids) >= self._from
+
+    def propose(self, request: Request, most: int) -> tuple[list[int], int]:
+        place = len(request.output_token_ids)
+        end = place + min(most, 3)
+        known = expected_output(request)[place:end] if place in self.places[-1:] else []
+        return known, 20
+
+
+async def test_a_draft_model_computes_between_two_steps_of_the_device() -> None:
+    async with running() as world:
+        source = Computed(world, 8)
+        engine = world.engine
+        engine.speculate = Speculation(engine.pool, lambda shape: 1.0, 64, [source])
+        engine.draft, engine.awaits = source.plan, source.awaits
+        request = make_request(5, max_tokens=30)
+        engine.submit(request)
+        await world.until_done(request)
+        assert request.output_token_ids == expected_output(request)
+        assert world.steps_ahead, "until it is worth it"
+        assert len(source.places) > 4
+        assert source.places[0] in (8, 9)
+        assert len(world.device.rows) < 18
 
 
 async def test_what_is_hardly_right_stops_no_device() -> None:

@@ -21,6 +21,7 @@ from tests.unit.engine_cuda.test_launch_counts import cuda_node
 from tests.unit.engine_cuda.test_ranks import cuda_decoders
 from tests.unit.engine_model.drafted import Said, Streams, Told, answers, run, tokens_of
 from tests.unit.engine_model.harness import Node, make_prompt
+from tests.unit.engine_model.test_draft_model import add_model
 from tests.unit.engine_model.threaded_ranks import threaded_node
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -82,6 +83,21 @@ def test_ranks_compute_them_together(tmp_path: Path, num_ranks: int, num_stages:
     sizes = {"num_stages": num_stages, "num_blocks": 40, "block_size": 8}
     with threaded_node(path, num_ranks, make, **sizes) as (node, _):
         check(node, requests()[1:])
+
+
+def test_a_draft_model_on_the_same_device_changes_nothing(tmp_path: Path) -> None:
+    """Its steps are replayed as the model's are; here it is the same model."""
+    limits: dict[str, Any] = {"has_graphs": True, "buckets": (2, 8, 16)}
+    node, drafter = (
+        cuda_node(tmp_path / name, 1, PromptCopies(), **limits) for name in ("model", "draft")
+    )
+    expected = answers(node, copies(requests()))
+    streams = Streams(node, [])
+    add_model(streams, drafter)
+    run(streams, requests())
+    expect_same(streams.answers(), expected)
+    counts = streams.speculation.counts["model"]
+    assert counts.accepted > 0.7 * counts.drafted > 0
 
 
 def check(node: Node, asked: list[Request]) -> None:

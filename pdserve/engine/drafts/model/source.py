@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeAlias
 
 from pdserve.engine.drafts.guesses import Shares
 from pdserve.engine.drafts.model.depth import MOST, SHARED, best_depth
@@ -20,6 +20,10 @@ _LEAST_SLICE: Final = 16  # tokens
 _REFUSED_OFTEN: Final = 10  # refusals after which what is known of all streams fades a little
 _NEWEST: Final = 0.05  # weight of the newest in a moving average
 _DEARER: Final = 2.0  # times as many of its drafts must be right as of others', which cost no steps
+
+
+# How many drafts which streams are to have; slices of prompts.
+_Choice: TypeAlias = tuple[list[tuple[DraftedStream, int]], list[Scheduled]]
 
 
 class ModelSource:
@@ -70,8 +74,22 @@ class ModelSource:
         self._learn()
         known = self._streams.values()
         self._drop([s for s in known if s.is_over or s.request.is_done or self._has_failed])
-        decoding = self._queues.decoding
+        choice = self._choice()
+        if choice is not None:
+            wanted, slices = choice
+            self._last = DraftSteps(self._model, slices, wanted, self._model.now())
+        return self._last
+
+    def awaits(self, rows: Sequence[Scheduled], gap_s: float) -> bool:
+        """As core.Awaits: whether there is anything to compute behind the step that runs."""
+        return self._choice(gap_s) is not None
+
+    # ---- what it decides by --------------------------------------------------------------------
+
+    def _choice(self, gap_s: float = 0.0) -> _Choice | None:
+        """Return what is worth its time, and `gap_s` more; None: nothing is."""
         # Prompts are not held up: as long as there are some, nobody has drafts.
+        decoding = self._queues.decoding
         if not self._streams or self._queues.waiting or len(decoding) < len(self._queues.running):
             return None
         streams = [stream for request in decoding if (stream := self._candidate(request))]
@@ -84,19 +102,16 @@ class ModelSource:
         )
         ready = [stream for stream in streams if stream.num_behind <= _READY]
         limit_s = min(request.targets.tpot_s for request in decoding)
-        depth = self._best_depth(shape, ready, limit_s)
-        slices = self._slices(shape, streams, limit_s) if len(ready) < len(streams) else []
+        depth = self._best_depth(shape, ready, limit_s, gap_s)
+        slices: list[Scheduled] = []
+        if len(ready) < len(streams):
+            slices = self._slices(shape, streams, limit_s, gap_s)
         wanted = []
         if depth:
             wanted = [(s, number) for s in ready if (number := self._with_room(s, depth))]
         elif not slices:
             self._refused(ready)
-        if not wanted and not slices:
-            return None
-        self._last = DraftSteps(self._model, slices, wanted, self._model.now())
-        return self._last
-
-    # ---- what it decides by --------------------------------------------------------------------
+        return (wanted, slices) if wanted or slices else None
 
     def _candidate(self, request: Request) -> DraftedStream | None:
         """The stream of a request, if nobody else's drafts are as good."""
@@ -114,26 +129,26 @@ class ModelSource:
         return None if is_dearer else stream
 
     def _best_depth(
-        self, shape: StepShape, streams: Sequence[DraftedStream], limit_s: float
+        self, shape: StepShape, streams: Sequence[DraftedStream], limit_s: float, gap_s: float
     ) -> int:
         likely = [stream.likely for stream in streams]
-        draft_s = partial(self._draft_s, streams)
+        draft_s = partial(self._draft_s, streams, gap_s)
         return best_depth(shape, likely, self._step_s, draft_s, limit_s).num_drafts
 
-    def _draft_s(self, streams: Sequence[DraftedStream], num_drafts: int) -> float:
+    def _draft_s(self, streams: Sequence[DraftedStream], gap_s: float, num_drafts: int) -> float:
         """Predict the time of drafts of streams that the model knows."""
         context = sum(stream.request.num_tokens for stream in streams)
         model_s = num_drafts * self._model.perf.decode_s(len(streams), context)
-        return model_s + 2 * self._lag_s  # to the thread and back
+        return model_s + 2 * self._lag_s + gap_s  # to the thread and back
 
     def _slices(
-        self, shape: StepShape, streams: Sequence[DraftedStream], limit_s: float
+        self, shape: StepShape, streams: Sequence[DraftedStream], limit_s: float, gap_s: float
     ) -> list[Scheduled]:
         """Return a slice of the prompt that has the least left, if its drafts will be worth it."""
         behind = [stream for stream in streams if stream.num_behind > _READY]
         stream = min(behind, key=lambda stream: stream.num_behind)
         likely = [stream.likely for stream in streams]
-        draft_s = partial(self._draft_s, streams)
+        draft_s = partial(self._draft_s, streams, gap_s)
         depth, gain = best_depth(shape, likely, self._step_s, draft_s, limit_s)
         plain_s, perf = self._step_s(shape), self._model.perf
         num_left = min(self._queues.headroom.remaining(stream.request), _num_left(stream.request))
@@ -141,7 +156,7 @@ class ModelSource:
         cost_s = perf.prefill_s(stream.num_behind, num_known, self._token_budget)
         if not depth or num_left * plain_s * (1 - 1 / gain) < cost_s:
             return []
-        most_s = min((SHARED - 1) * plain_s, limit_s - plain_s)
+        most_s = min((SHARED - 1) * plain_s, limit_s - plain_s - gap_s)
         num_tokens = min(self._token_budget, stream.num_behind)
         while (
             num_tokens > _LEAST_SLICE and perf.prefill_s(num_tokens, num_known, num_tokens) > most_s

@@ -22,6 +22,7 @@ from pdserve.settings.config import EngineConfig, NodeConfig, ProfileConfig, Wei
 from pdserve.settings.speculation import SpeculationConfig
 from pdserve.shared.errors import ConfigError
 from tests.checkpoints import edit_config, make_checkpoint
+from tests.fakes.cards import show_cards
 from tests.heads import add_mtp, make_eagle3
 
 
@@ -66,6 +67,24 @@ def test_it_is_loaded_and_its_costs_are_guessed_by_its_size() -> None:
     assert draft.perf.costs.knot_s[0] == pytest.approx(0.005 * sizes[0] / sizes[1])
     assert draft.pool.num_free == both.draft.num_blocks
     assert draft.max_model_len == 2048
+
+
+def test_on_a_gpu_it_has_a_part_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_cards(monkeypatch, [8 << 30])
+    on_gpu = {"device": "cuda", "kv_memory": "auto"}
+    alone, both = (plan_models(config(named, **on_gpu)) for named in ("", DRAFT_PATH))
+    assert isinstance(both.draft, NodeModel)
+    assert both.draft.device.type == "cuda"
+    own = kv_bytes(both) + kv_bytes(both.draft)
+    assert own < kv_bytes(alone) - (1 << 30), "its weights, graphs and largest step are beside"
+    fixed = plan_models(config(DRAFT_PATH, device="cuda", kv_memory="64MiB"))
+    assert isinstance(fixed.draft, NodeModel)
+    assert (60 << 20) < kv_bytes(fixed) + kv_bytes(fixed.draft) <= 64 << 20
+    served, head = make_checkpoint(tmp_path / "model", "llama"), make_eagle3(tmp_path / "head")
+    with pytest.raises(ConfigError, match="heads are computed on CPUs, and this node is on cuda"):
+        plan_models(config(head, served, device="cuda"))
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
