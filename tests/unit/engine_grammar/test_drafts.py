@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from pdserve.engine.core import EngineCore
 from pdserve.engine.drafts.texts import FormerAnswers, OwnText, Predictions
+from pdserve.engine.grammar.position import Position
 from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
 from pdserve.protocol import BadWord
+from pdserve.shared.errors import PdserveError
+from tests.lives.planted import Bug, planted
 from tests.matrix import matrix
 from tests.unit.engine_grammar.answers import DemoModel
 from tests.unit.engine_model.drafted import Streams, Told, Unhurried, answers, run, tokens_of
@@ -88,6 +92,33 @@ def test_random_requests_say_the_same(demo: DemoModel, seed: int) -> None:
         assert streams.answers() == expected
         counts = streams.speculation.counts
         assert counts[sources[0].name].accepted > 0
+
+
+SLIPS = {
+    "a wrong draft is taken for right": Bug(
+        EngineCore, "_accepted", "previous.token_id != draft", "False"
+    ),
+    "rows of wrong drafts are counted, so hashed and announced": Bug(
+        EngineCore, "end_step", "num_tokens = 1 + len(token.after)", "pass"
+    ),
+    "a grammar goes along a draft, and along its token again": Bug(
+        Position, "fill_ahead", "matcher.rollback(num_consumed)", "True"
+    ),
+}
+
+
+@pytest.mark.parametrize("slip", matrix(SLIPS, 1))
+def test_a_planted_slip_is_found(demo: DemoModel, slip: str) -> None:
+    """What holds drafts to the truth can fail."""
+    expected = answers(demo.node, make_requests(demo, 0), demo.eos)
+    told = Told(tokens_of(expected), 0)
+    streams = Streams(demo.node, [told], Unhurried(), demo.eos)
+    with planted(SLIPS[slip]):
+        try:
+            run(streams, make_requests(demo, 0), random.Random(0))
+        except (AssertionError, IndexError, PdserveError):
+            return
+    assert streams.answers() != expected
 
 
 def test_what_a_grammar_forces_is_right(demo: DemoModel) -> None:
