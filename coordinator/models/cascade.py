@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from coordinator.external.endpoint import Endpoint
+from pdserve.measured.routes import RouteClassifier, read_classifier
 from pdserve.settings.cascades import ESCALATIONS, RegisteredCascade, Tier
 from pdserve.settings.external import ExternalEndpoint
 from pdserve.shared.errors import ConfigError
@@ -37,6 +40,7 @@ class Cascade:
     needs_whole_answer: bool  # before it shows any, unless the last tier is asked
     tenants: frozenset[str] = frozenset()  # who may use it; empty: everybody
     hooks: Mapping[str, Hook] = field(default_factory=dict)  # of tiers' rules, by name
+    classifiers: Mapping[str, RouteClassifier] = field(default_factory=dict)  # of rules, by file
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)  # that are tiers, by name
 
     @property
@@ -51,7 +55,8 @@ def make_cascades(
 ) -> list[Cascade]:
     """Return those of a models file.
 
-    Raises ConfigError: a hook is not installed, or fails; or an endpoint's key cannot be read.
+    Raises ConfigError: a hook is not installed, or fails; a classifier is not of its tiers, or
+    cannot be read; nor can an endpoint's key.
     """
     endpoints = {name: _endpoint(name, one) for name, one in external.items()}
     return [
@@ -62,10 +67,29 @@ def make_cascades(
             needs_whole_answer=one.needs_whole_answer,
             tenants=frozenset(one.tenants),
             hooks={rule: _hook(name, rule) for rule in one.hooks},
+            classifiers=dict(_classifiers(name, one.tiers)),
             endpoints={t.external: endpoints[t.external] for t in one.tiers if t.external},
         )
         for name, one in registered.items()
     ]
+
+
+def _classifiers(cascade: str, tiers: Sequence[Tier]) -> Iterator[tuple[str, RouteClassifier]]:
+    """Yield those that its rules ask, by their files. Raises ConfigError."""
+    for tier, after in pairwise(tiers):
+        if tier.escalate is None or not tier.escalate.classifier:
+            continue
+        file = tier.escalate.classifier
+        try:
+            found = read_classifier(Path(file))
+        except ConfigError as error:
+            raise ConfigError(f"cascades.{cascade}: {error}") from error
+        if found.tiers != [tier.name, after.name]:
+            raise ConfigError(
+                f"cascades.{cascade}: {file} was fitted to the tiers {', '.join(found.tiers)}, and "
+                f"these are {tier.name}, {after.name}"
+            )
+        yield file, found
 
 
 def _endpoint(name: str, described: ExternalEndpoint) -> Endpoint:

@@ -36,6 +36,7 @@ class Escalation(ConfigStruct, frozen=True):
     max_tokens: _Tokens | None = None  # it is longer
     grammar: bool = False  # it has to match a grammar, and ended before it did
     tool: bool = False  # tools were offered, and it calls none
+    classifier: str = ""  # a file of `pdserve route`: asked beforehand, whether this tier is at all
     hook: str = ""  # of an installed package, which says so: see `ESCALATIONS`
 
     @property
@@ -44,10 +45,15 @@ class Escalation(ConfigStruct, frozen=True):
         return any(r is not None for r in (self.mean_logprob, self.min_logprob, self.margin))
 
     @property
+    def judges_answers(self) -> bool:
+        """Whether it has a rule for what the tier has answered."""
+        others = self.max_tokens is not None or self.grammar or self.tool or self.hook
+        return bool(self.judges_confidence or others)
+
+    @property
     def is_never(self) -> bool:
         """Whether it has no rule."""
-        others = self.max_tokens is not None or self.grammar or self.tool or self.hook
-        return not (self.judges_confidence or others)
+        return not (self.judges_answers or self.classifier)
 
     @property
     def needs_whole_answer(self) -> bool:

@@ -130,8 +130,9 @@ def parse_models(text: str, path: Path) -> ModelsFile:
         raise ConfigError(f"{path}: {_where(error, values)}") from error
     folder = path.parent
     models = {name: _from(folder, model) for name, model in found.models.items()}
+    cascades = {name: _classified(folder, cascade) for name, cascade in found.cascades.items()}
     external = {name: here(folder, endpoint) for name, endpoint in found.external.items()}
-    return replace(found, models=models, external=external)
+    return replace(found, models=models, cascades=cascades, external=external)
 
 
 def node_of_model(config: NodeConfig) -> tuple[str, NodeConfig]:
@@ -225,6 +226,17 @@ def _from(folder: Path, model: RegisteredModel) -> RegisteredModel:
         if (value := getattr(model, name)) and (folder / value).exists()
     }
     return replace(model, **found)
+
+
+def _classified(folder: Path, cascade: RegisteredCascade) -> RegisteredCascade:
+    """Have the files of its classifiers begin at the root, as `_from` has those of models."""
+    tiers = [
+        replace(tier, escalate=replace(rule, classifier=str(folder / rule.classifier)))
+        if (rule := tier.escalate) is not None and rule.classifier
+        else tier
+        for tier in cascade.tiers
+    ]
+    return replace(cascade, tiers=tiers)
 
 
 def check_alone(file: str, checkpoint: CheckpointConfig) -> None:

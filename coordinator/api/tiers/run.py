@@ -26,6 +26,7 @@ Plan: TypeAlias = Callable[[Ask], Awaitable[T]]
 
 ANSWERED: Final = "answered"
 _TOO_LONG: Final = "context"  # the prompt does not fit
+_CLASSIFIED: Final = "classifier"  # it would be asked in vain
 
 
 async def plan_in_tiers(
@@ -127,6 +128,12 @@ class _Run:
         if tier.escalate is None:
             self.tell(tier, ANSWERED)
             return replace(call, lost=tuple(self.lost))
+        if self.known is None and self._is_in_vain(tier.escalate, call):
+            self.skip(tier, _CLASSIFIED)
+            return None
+        if not tier.escalate.judges_answers:
+            self.tell(tier, ANSWERED)
+            return replace(call, lost=tuple(self.lost))
         attempt = self._begin(tier.escalate, call)
         if self.known is not None:
             attempt.keep()
@@ -148,6 +155,12 @@ class _Run:
         """Go on to the next tier, after so many tokens of this one."""
         self.lost.append(num_tokens)
         self.tell(tier, reason)
+
+    def _is_in_vain(self, rule: Escalation, call: CallPlan) -> bool:
+        """Return whether its classifier says so of one of the prompts."""
+        classifier = self.cascade.classifiers.get(rule.classifier)
+        prompts = (request.prompt.token_ids for request in call.requests[:: call.num_per_prompt])
+        return classifier is not None and any(map(classifier.skips, prompts))
 
     async def _for_tier(self, number: int, call: CallPlan) -> CallPlan:
         """Return the plan with ids of this tier's own: others may run on the same nodes.

@@ -105,6 +105,33 @@ def add_models_flags(parser: FlagParser) -> None:
     parser.add_argument("words", metavar="WORD", nargs="*", help="what that takes")
 
 
+def add_route_flags(parser: FlagParser) -> None:
+    """Of `pdserve route`."""
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=FlagParser)
+    text = "fit a classifier that says when a cascade's first tier would be asked in vain"
+    train = parser.commands["train"] = commands.add_parser("train", help=text, description=text)
+    train.set_defaults(action="train")
+    text = "judge one on other outcomes"
+    evaluate = commands.add_parser("evaluate", help=text, description=text)
+    parser.commands["evaluate"] = evaluate
+    evaluate.set_defaults(action="evaluate")
+    evaluate.add_argument("file", metavar="FILE", type=Path, help="the classifier")
+    for command in (train, evaluate):
+        command.add_argument(
+            "outcomes",
+            metavar="TRACE",
+            type=Path,
+            help="JSON lines: what became of each prompt (pdserve/measured/routes.py)",
+        )
+    train.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        default=Path("route.json"),
+        help="where it is written, and beside it a plot of its curve (default: %(default)s)",
+    )
+
+
 def add_key_flags(parser: FlagParser) -> None:
     """Flags of `pdserve key`."""
     parser.add_argument("tenant", metavar="TENANT", help="name of the tenant in the key file")

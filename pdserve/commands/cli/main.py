@@ -23,6 +23,7 @@ from pdserve.commands.cli.command_flags import (
     add_process_flags,
     add_record_flags,
     add_role_flags,
+    add_route_flags,
     add_status_flags,
     add_store_flags,
     add_url_flag,
@@ -148,6 +149,7 @@ def build_parser() -> FlagParser:
     add_record_flags(
         add("record", "write a live cluster's requests as a trace, without their text", _record)
     )
+    add_route_flags(add("route", "fit or judge a classifier for a cascade", _route))
     add_batch_flags(add("batch", "have the lines of a file answered", _batch))
     add_flags(
         add("calibrate", "measure what steps and pulls of live nodes take", _calibrate),
@@ -345,6 +347,14 @@ def _record(arguments: argparse.Namespace) -> int:
     from pdserve.commands.cli.running import record
 
     return record.run(arguments.url, arguments.output, arguments.for_s, _trust(arguments))
+
+
+def _route(arguments: argparse.Namespace) -> int:
+    from pdserve.commands.cli.routes import command
+
+    if arguments.action == "train":
+        return command.train(arguments.outcomes, arguments.output)
+    return command.evaluate(arguments.file, arguments.outcomes)
 
 
 def _batch(arguments: argparse.Namespace) -> int:

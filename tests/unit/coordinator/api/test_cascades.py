@@ -19,6 +19,8 @@ from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.ledger import Ledger
 from coordinator.tenants.report import read_usage
+from pdserve.commands.cli.routes.fit import trained
+from pdserve.measured.routes import Outcome, RouteClassifier, write_classifier
 from pdserve.protocol import FinishReason
 from pdserve.settings.access import hash_key
 from pdserve.settings.cascades import Escalation, RegisteredCascade, Tier
@@ -55,6 +57,17 @@ def sure(text: str, *logprobs: float) -> Script:
     return script
 
 
+def classifier(*hard: str) -> RouteClassifier:
+    """Says that prompts with these words are too hard for the small model."""
+    made = []
+    for number in range(80):
+        is_hard = bool(number % 2)
+        text = f"{'x' * (number % 7)} {hard[number % len(hard)] if is_hard else 'easy'}"
+        prompt = tool_tokenizer().encode(text, add_special_tokens=False)
+        made.append(Outcome(prompt=prompt, quality=[1.0 - is_hard, 1.0], cost=[1.0, 3.0]))
+    return trained(["small", "large"], made)
+
+
 @dataclass
 class Two:
     """A served cascade `auto` of a small model and a large one."""
@@ -81,6 +94,7 @@ async def cascade(
     small: Script | FakeGenerator,
     tenants: Tenants | None = None,
     hooks: Mapping[str, Hook] = MappingProxyType({}),
+    classifiers: Mapping[str, RouteClassifier] = MappingProxyType({}),
     **rule: Any,
 ) -> AsyncIterator[Two]:
     tokenizer = tool_tokenizer()
@@ -97,6 +111,7 @@ async def cascade(
         tiers=tuple(tiers),
         needs_whole_answer=RegisteredCascade(tiers=tiers).needs_whole_answer,
         hooks=hooks,
+        classifiers=classifiers,
     )
     catalog = Catalog(models, [auto])
     async with served(catalog=catalog, tenants=tenants) as api:
@@ -170,6 +185,42 @@ async def test_a_hook_says_whether_an_answer_is_good(asked: str, said: str, is_k
         text = await two.text(messages=[{"role": "user", "content": asked}])
     assert text == (said if is_kept else LARGE)
     assert two.outcomes[0] == ("small", "answered" if is_kept else "hook")
+
+
+async def test_a_classifier_says_beforehand_whether_a_tier_is_asked() -> None:
+    found = {"f": classifier("zebra")}
+    async with cascade(sure(SMALL), classifiers=found, classifier="f") as two:
+        answers = []
+        for prompt in "xx easy", "xx zebra":
+            async with two.api.complete(model="auto", prompt=prompt, max_tokens=40) as response:
+                answers.append(await response.json())
+        easy, hard = answers
+        assert [easy["model"], hard["model"]] == ["small", "large"]
+        assert [tier["model"] for tier in hard["usage"]["tiers"]] == ["large"]
+    assert two.outcomes == [("small", "answered"), ("small", "classifier"), ("large", "answered")]
+    rules = {"classifier": "f", "min_logprob": -5.0}
+    async with (
+        cascade(sure(SMALL, -9.0), classifiers=found, **rules) as two,
+        two.api.complete(model="auto", prompt="xx easy", max_tokens=40) as response,
+    ):
+        assert response.status == 200
+    assert two.outcomes == [("small", "min_logprob"), ("large", "answered")]
+
+
+def test_a_classifier_of_other_tiers_or_none_gets_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "route.json"
+
+    def made(first: str) -> list[Cascade]:
+        tiers = [Tier(model=first, escalate=Escalation(classifier=str(file))), Tier(model="large")]
+        return make_cascades({"auto": RegisteredCascade(tiers=tiers)})
+
+    with pytest.raises(ConfigError, match=r"cascades\.auto: cannot read the classifier"):
+        made("small")
+    write_classifier(classifier("zebra"), file)
+    (auto,) = made("small")
+    assert not auto.needs_whole_answer
+    with pytest.raises(ConfigError, match="fitted to the tiers small, large, and these are tiny"):
+        made("tiny")
 
 
 def test_hooks_are_found_by_their_entry_points(
