@@ -26,6 +26,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0  # its fair share among others
     requests_per_minute: PerMinute = 0  # 0: no limit
     tokens_per_minute: PerMinute = 0  # prompt and output together; 0: no limit
+    # Name of a model, or of a tier elsewhere |-> as `tokens_per_minute`, of it alone.
+    model_tokens_per_minute: dict[str, PerMinute] = {}
     adapters: list[str] = []  # names that it may use, as "sql-*"; empty: all
     max_adapters: Annotated[int, Meta(ge=0)] = 0  # that it may load itself; 0: none
     text_may_leave: bool = False  # to tiers of cascades that are elsewhere

@@ -22,9 +22,18 @@ class Quota:
     """
 
     def __init__(
-        self, tenant: Tenant, now_s: float, owed: tuple[float, float] = (0.0, 0.0)
+        self,
+        tenant: Tenant,
+        now_s: float,
+        owed: tuple[float, float] = (0.0, 0.0),
+        model: str = "",
     ) -> None:
-        """`owed` are the requests and tokens that are missing from full buckets."""
+        """
+        Args:
+            owed: the requests and tokens that are missing from full buckets.
+            model: the one that the limits are about; empty: all together.
+        """
+        self._of = f" of {model!r}" if model else ""
         self._tenant = tenant
         self._num_shares = 1
         self._requests = Bucket(tenant.requests_per_minute, now_s)
@@ -63,7 +72,7 @@ class Quota:
         if 0 < limit < num_tokens:
             raise RateLimited(
                 f"the prompt has {num_tokens} tokens, but {self._tenant.name!r} may use only "
-                f"{limit} a minute",
+                f"{limit}{self._of} a minute",
                 math.inf,
             )
         wait_s = self._tokens.wait_s(num_tokens, now_s)
@@ -96,7 +105,8 @@ class Quota:
         tenant = self._tenant
         limit = tenant.requests_per_minute if what == "requests" else tenant.tokens_per_minute
         return RateLimited(
-            f"{tenant.name!r} may use {limit} {what} a minute; try again in {format_wait(wait_s)}",
+            f"{tenant.name!r} may use {limit} {what}{self._of} a minute; try again in "
+            f"{format_wait(wait_s)}",
             wait_s,
         )
 

@@ -71,7 +71,7 @@ def begin(context: ApiContext, trace: RequestTrace) -> None:
 def take_prompt(context: ApiContext, trace: RequestTrace) -> None:
     """Count the call's prompt tokens against the tenant's limits. Raises RateLimited."""
     if trace.caller is not None:
-        context.tenants.take_prompt(trace.caller, trace.num_prompt_tokens)
+        context.tenants.take_prompt(trace.caller, trace.num_prompt_tokens, trace.model)
 
 
 def limit_headers(context: ApiContext, trace: RequestTrace) -> dict[str, str]:

@@ -24,7 +24,7 @@ from pdserve.measured.routes import Outcome, RouteClassifier, write_classifier
 from pdserve.protocol import FinishReason
 from pdserve.settings.access import hash_key
 from pdserve.settings.cascades import Escalation, RegisteredCascade, Tier
-from pdserve.shared.clock import SystemClock
+from pdserve.shared.clock import ManualClock, SystemClock
 from pdserve.shared.errors import ConfigError, NodeLost, Overloaded
 from tests.fakes.generator import (
     EOS,
@@ -337,6 +337,47 @@ async def test_the_ledger_charges_each_tier_to_its_model(tmp_path: Path) -> None
     assert large.output_tokens == usage[1]["completion_tokens"]
     assert small.output_tokens == usage[0]["completion_tokens"]
     assert small.prompt_tokens == 2 * usage[0]["prompt_tokens"]
+
+
+async def test_a_tenant_may_use_so_many_tokens_of_a_model(tmp_path: Path) -> None:
+    """Each tier has a limit of its own; the model that does not answer is given nothing back."""
+    (tmp_path / "keys.toml").write_text(
+        f'[tenants.acme]\nkeys = ["{hash_key("k")}"]\ntokens_per_minute = 10000\n'
+        "model_tokens_per_minute = { large = 20 }\n"
+    )
+    clock, ledger = ManualClock(), tmp_path / "usage"
+
+    def opened() -> Tenants:
+        book = KeyBook(tmp_path / "keys.toml", {}, ("standard",), SystemClock())
+        return Tenants(book, Ledger(ledger), "small", clock, lambda: 1e9)
+
+    key = {"Authorization": "Bearer k"}
+    tenants = opened()
+    async with cascade(sure(SMALL, -9.0), tenants, min_logprob=-5.0) as two:
+
+        async def asked(model: str) -> Any:
+            async with two.api.chat(key, model=model) as response:
+                left = int(response.headers["x-ratelimit-remaining-tokens"])
+                return response.status, await response.json(), left
+
+        status, answer, _ = await asked("auto")
+        large = answer["usage"]["tiers"][1]
+        assert status == 200
+        assert 17 <= large["prompt_tokens"] + large["completion_tokens"] <= 20
+        *_, left = await asked("small")
+        status, refused, after = await asked("auto")
+        assert status == 429
+        assert "'acme' may use 20 tokens of 'large' a minute" in refused["error"]["message"]
+        small = answer["usage"]["tiers"][0]
+        assert left - after == small["prompt_tokens"] + small["completion_tokens"]
+        assert (await asked("small"))[0] == 200
+        tenants.close()
+    tenants = opened()  # what is owed outlives the coordinator
+    async with cascade(sure(SMALL, -9.0), tenants, min_logprob=-5.0) as two:
+        assert (await asked("large"))[0] == 429
+        clock.advance(60.0)
+        assert (await asked("large"))[0] == 200
+    tenants.close()
 
 
 async def test_what_the_next_tier_is_told() -> None:
