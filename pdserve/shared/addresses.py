@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 ANY_HOST = ("", "0.0.0.0", "::")  # to listen on: every address of this machine
@@ -29,6 +30,7 @@ def loopback(host: str) -> str:
     return "::1" if ":" in host else "127.0.0.1"
 
 
+@lru_cache(maxsize=256)  # every request asks about the few names that clients use
 def is_loopback(host: str) -> bool:
     """Whether a name or IP address, without brackets or port, is of this machine itself."""
     try:

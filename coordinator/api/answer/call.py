@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from types import TracebackType
 from typing import Final
 
@@ -88,7 +88,7 @@ class Call:
             if request.sampling.prompt_logprobs is not None
         }
         self.long_work = LongWork(context.long_turns)
-        self._one_by_one: deque[ArrivedEvent] = deque()  # of a keyed stream
+        self._one_by_one: Iterator[ArrivedEvent] = iter(())  # of a keyed stream
         self._num_unfinished = len(self._choices)
         self._cancelled: set[int] = set()
         self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
@@ -265,15 +265,14 @@ class Call:
         """Return what has arrived. Of a keyed stream only the next token: its events are to be the
         same whenever it is made, and whatever arrives together then.
         """
-        if self._one_by_one:
-            return [self._one_by_one.popleft()]
+        if (following := next(self._one_by_one, None)) is not None:
+            return [following]
         arrivals = await self._arrivals.take(timeout_s)
         self.long_work.restart()
         if self._trace.keyed is None or not self._plan.is_streaming:
             return arrivals
-        for arrival in arrivals:
-            self._one_by_one += one_by_one(arrival)
-        return [self._one_by_one.popleft()] if arrivals else []
+        self._one_by_one = chain.from_iterable(map(one_by_one, arrivals))
+        return list(islice(self._one_by_one, 1))
 
     def take(self) -> Iterator[ChoiceDelta]:
         """Yield the new content of every choice; there may be several deltas of one choice."""

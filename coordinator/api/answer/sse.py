@@ -124,7 +124,10 @@ class SseStream:
 
     async def close(self) -> None:
         """End the response."""
-        await self._outbox.in_time(self._response.write_eof())
+        if self._outbox.is_short(0):  # nothing waits
+            await self._response.write_eof()
+        else:
+            await self._outbox.in_time(self._response.write_eof())
 
     async def _write(self, text: bytes) -> None:
         if self._outbox.is_short(len(text)):

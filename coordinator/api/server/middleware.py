@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import uuid
 from collections.abc import Collection
+from secrets import token_hex
 
 from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Handler
@@ -229,7 +229,7 @@ def _is_gone(request: web.Request) -> bool:
 
 
 def _new_trace(request: web.Request, context: ApiContext) -> RequestTrace:
-    unique = uuid.uuid4().hex
+    unique = token_hex(16)
     given = (request.headers.get(name, "") for name in _ID_HEADERS)
     theirs = next((text for text in given if _SANE_ID.fullmatch(text)), None)
     return RequestTrace(
