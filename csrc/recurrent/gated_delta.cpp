@@ -17,6 +17,7 @@ namespace pdserve::recurrent {
 namespace {
 
 constexpr float kLeastSquares = 1e-6f;  // added to those of queries and keys
+constexpr float kLeastShare = 1e-30f;
 constexpr int kTogether = 4;            // rows of a chunk that read a matrix together
 constexpr int kRead = kRegisters == 32 ? 8 : 4;  // vectors of columns that a lone row reads
 constexpr int kColumns = 4;                         // of those that are summed over a chunk
@@ -205,6 +206,12 @@ void correct_columns(float* const* deltas, int64_t num_before, const float* of_k
     }
 }
 
+// Nothing, rather than a number so small that CPUs take a hundred times as long for it.
+float what_is_left(float share, float decay) {
+    const float left = share * decay;
+    return left < kLeastShare ? 0.0f : left;
+}
+
 // Token `r` of those in scratch memory, the chunk's token `n`: its delta, and what it makes.
 void correct(const Rows& rows, int64_t head, int64_t r, int64_t n, const float* value,
     const Scratch& scratch) {
@@ -212,9 +219,9 @@ void correct(const Rows& rows, int64_t head, int64_t r, int64_t n, const float* 
     float* const* const deltas = rows.state.deltas + head * kChunk;
     const float decay = scratch.decays[r];
     float of_key[kChunk], of_query[kChunk];
-    for (int64_t j = 0; j < n; ++j) shares[j] *= decay;
+    for (int64_t j = 0; j < n; ++j) shares[j] = what_is_left(shares[j], decay);
     shares[n] = 1.0f;
-    shares[kChunk] = n == 0 ? decay : shares[kChunk] * decay;
+    shares[kChunk] = what_is_left(n == 0 ? 1.0f : shares[kChunk], decay);
     for (int64_t j = 0; j <= n; ++j) {
         of_key[j] = shares[j] * scratch.by_key[r * kChunk + j];
         of_query[j] = shares[j] * scratch.by_query[r * kChunk + j];
