@@ -93,6 +93,13 @@ class Snapshots:
         self._tokens[block_hash] = num_tokens
         self._pool.cache_version += 1
 
+    def found(self, block_hash: bytes, num_tokens: int) -> None:
+        """Note one whose blocks have come into the pool from elsewhere, if all of them have."""
+        blocks = self._pool.take_prefix(self.hashes_of(block_hash))
+        if len(blocks) == self._pool.state_blocks:
+            self.publish(blocks, block_hash, num_tokens)
+        self._pool.release(blocks)
+
     def drop(self, block_hash: bytes) -> None:
         """Take one out of the prefix cache."""
         self._lowest = max(self._lowest, self._rank[block_hash])

@@ -173,13 +173,14 @@ class PrefixWorth:
             return timeout_s
         return min(timeout_s, patience_s(self._forecast("", num_blocks)))
 
-    def pays(self, transport: str, num_blocks: int) -> bool:
+    def pays(self, transport: str, num_blocks: int, num_saved: int | None = None) -> bool:
         """Whether fetching these blocks is predicted to be faster than computing them.
 
-        Transport "" stands for one that is not known yet.
+        Or so many blocks of tokens, if they save others. Transport "" stands for one that is not
+        known yet.
         """
-        forecast = self._forecast(transport, num_blocks)
-        pays = self.is_cheaper(transport, num_blocks)
+        forecast = self._forecast(transport, num_blocks, num_saved)
+        pays = self._is_always or is_worth_pulling(forecast)
         log.debug(
             "%d blocks: %.4f s to pull by %s, %.4f s to compute: %s",
             num_blocks,
@@ -225,7 +226,8 @@ class PrefixWorth:
         else:
             self._costs.observe_at_least(transport, num_wanted * block_bytes, seconds)
 
-    def _forecast(self, transport: str, num_blocks: int) -> Forecast:
+    def _forecast(self, transport: str, num_blocks: int, num_saved: int | None = None) -> Forecast:
         layout = self._layout
         num_bytes = num_blocks * layout.block_bytes
-        return self._costs.forecast(transport, num_bytes, layout.tokens_in(num_blocks))
+        num_tokens = layout.tokens_in(num_blocks if num_saved is None else num_saved)
+        return self._costs.forecast(transport, num_bytes, num_tokens)

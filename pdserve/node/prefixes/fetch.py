@@ -72,7 +72,7 @@ class PrefixFetcher:
         self, prefix: Prefix, sources: Sequence[PrefixSource], *, is_here: bool = False
     ) -> bool:
         """Whether anything could be fetched for this prefix; `is_here`: within this host."""
-        usable = self._offers.usable(sources)
+        usable, prefix = self._offers.usable(sources), self._offers.reachable(prefix)
         return self._offers.num_more(prefix, usable, is_here=is_here) > 0
 
     async def fetch(
@@ -84,7 +84,7 @@ class PrefixFetcher:
         or being written to.
         """
         fetched = Fetched()
-        sources = self._offers.usable(sources)
+        sources, prefix = self._offers.usable(sources), self._offers.reachable(prefix)
         num_blocks = self._offers.num_more(prefix, sources, is_here=is_here)
         if num_blocks == 0:
             return fetched
@@ -96,6 +96,11 @@ class PrefixFetcher:
         except TimeoutError:
             self.statistics.timed_out += 1
             log.info("a prefix was not fetched within %.3f s", timeout_s)
+        finally:
+            if prefix.num_state and self._pool.snapshots is not None:
+                number = len(prefix.hashes) - prefix.num_state
+                num_tokens = self._layout.tokens_in(number)
+                self._pool.snapshots.found(prefix.hashes[number - 1], num_tokens)
         return fetched
 
     async def _fetch_once(
@@ -170,7 +175,7 @@ class PrefixFetcher:
         num_blocks = self._filling.room(tier.match(prefix.hashes[num_here:]))
         hashes = prefix.hashes[: num_here + num_blocks]
         missing = {h for h in hashes[num_here:] if h not in self._pool}
-        if not missing or not self._pays(TIER, len(missing)):
+        if not missing or not self._pays(TIER, len(missing), prefix.num_saved):
             return
         started_s = self._parts.clock.now()
         try:
@@ -179,6 +184,8 @@ class PrefixFetcher:
         finally:
             num_loaded = sum(h in missing for h in hashes[num_here : len(block_ids)])
             self._worth.learn(TIER, num_loaded, len(missing), started_s)
+            num_tokens = len(prefix.hashes) - prefix.num_state  # in blocks
+            num_loaded = sum(h in missing for h in hashes[num_here : len(block_ids)][:num_tokens])
             fetched.from_tier += self._layout.tokens_in(num_loaded)
             self.statistics.tier_tokens += self._layout.tokens_in(num_loaded)
 
@@ -236,8 +243,8 @@ class PrefixFetcher:
         transport = session.link.transport if session is not None else ""
         return self._pays(transport, num_new)
 
-    def _pays(self, transport: str, num_blocks: int) -> bool:
-        pays = self._worth.pays(transport, num_blocks)
+    def _pays(self, transport: str, num_blocks: int, num_saved: int | None = None) -> bool:
+        pays = self._worth.pays(transport, num_blocks, num_saved)
         self.statistics.declined += not pays
         return pays
 

@@ -82,10 +82,10 @@ def make_tier_blocks(
             "tier_memory and kv_store are for evicted prefixes, and without prefix_cache there are "
             "none: leave one of the two options out"
         )
-    if model.layout.state_bytes:
+    if prefix.kv_store and model.layout.state_bytes:
         raise ConfigError(
-            "tier_memory and kv_store are for prefixes, of which a model with states keeps none: "
-            "leave them out"
+            f"kv_store {prefix.kv_store!r}: of a model with states, only pool and host tier keep "
+            "prefixes: leave it out"
         )
     if prefix.kv_store and config.engine.rank_hosts and model.device.type != "cpu":
         raise ConfigError(

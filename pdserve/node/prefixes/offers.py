@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.puller import Pulls
 from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.kv.snapshots import state_hashes
 from pdserve.engine.request import Request
 from pdserve.kv import need
 from pdserve.node.prefixes.cost import PullCosts
@@ -26,6 +27,8 @@ class Prefix:
 
     prompt: Prompt  # with the output so far
     hashes: list[bytes]  # of the reusable full blocks, in this node's block size
+    num_state: int = 0  # the last ones are of so many blocks of a snapshot, behind the others
+    num_saved: int | None = None  # blocks of tokens that the fetched save; None: themselves
 
     @classmethod
     def reusable(cls, request: Request, block_size: int) -> Prefix:
@@ -104,7 +107,26 @@ class PrefixOffers:
         ends.append(end)
         return max([end - num_here for end in ends] + [0])
 
+    def reachable(self, prefix: Prefix) -> Prefix:
+        """The same; with states: up to the last snapshot in the tier, whose blocks are the last.
+
+        Nothing, if one in the pool is behind that.
+        """
+        snapshots, tier = self._pool.snapshots, self._tier
+        if snapshots is None:
+            return prefix
+        hashes = prefix.hashes
+        num_here = len(self._pool.usable(hashes))
+        for number in range(len(hashes), num_here if tier is not None else len(hashes), -1):
+            of_state = state_hashes(hashes[number - 1], 1)
+            if tier is not None and tier.match(of_state):
+                of_state = snapshots.hashes_of(hashes[number - 1])
+                if tier.match(of_state) == len(of_state):
+                    wanted = [*hashes[:number], *of_state]
+                    return Prefix(prefix.prompt, wanted, len(of_state), number - num_here)
+        return Prefix(prefix.prompt, [])
+
     def has_kv_of(self, request: Request) -> bool:
         """Whether KV of a preempted request could be fetched (`shortage.CouldFetch`)."""
-        prefix = Prefix.reusable(request, self._pool.block_size)
+        prefix = self.reachable(Prefix.reusable(request, self._pool.block_size))
         return self.num_more(prefix, self.usable(request.prefix_sources)) > 0

@@ -81,6 +81,7 @@ class PrefixNode:
         gpus: FakeHost | None = None,
         blobs: Blobs | None = None,
         store_bytes: int = 0,
+        state_blocks: int = 0,
     ) -> None:
         """With `gpus`, the pool is on the first of them; with `blobs`, there is a store."""
         self.name = name
@@ -96,7 +97,12 @@ class PrefixNode:
         else:
             blocks = DeviceBlocks(gpus.driver(), self.layout, NUM_BLOCKS, gpus)
             self.memory, self.data, kinds = blocks.pool, blocks.data, [CUDA_IPC]
-        self.pool = BlockPool(NUM_BLOCKS, block_size, bump_generations=self.memory.bump)
+        self.pool = BlockPool(
+            NUM_BLOCKS,
+            block_size,
+            bump_generations=self.memory.bump,
+            state_blocks=state_blocks,
+        )
         self.exporter = Exporter(
             name,
             f"{name}-1",
