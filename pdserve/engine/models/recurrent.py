@@ -90,6 +90,11 @@ class RecurrentShape:
         return self.num_groups * self.group_state * _FLOAT_BYTES
 
     @property
+    def matrix_bytes(self) -> int:
+        """Bytes of a request's matrices, which a token reads, and the last one of CHUNK writes."""
+        return len(self.layers) * self.num_groups * self.matrix_numbers * _FLOAT_BYTES
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of a request's state."""
         return len(self.layers) * self.layer_bytes

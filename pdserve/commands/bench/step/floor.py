@@ -27,6 +27,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from pdserve.engine.models.recurrent import CHUNK
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.plan.sizes import bytes_read, kv_weights, row_weights
@@ -82,7 +83,7 @@ class StepWork:
         if plan.table is not None:
             self._row_bytes = plan.table.num_bytes // plan.table.num_out
         shape = plan.config.recurrent
-        self._state_bytes = 0 if shape is None else shape.state_bytes
+        self._matrix_bytes = 0 if shape is None else shape.matrix_bytes  # of a request
         self._with_kv = [layer for layer in plan.layers if layer.has_kv]
         self._token_bytes = sum(plane.layer_bytes for plane in plan.planes(kv_dtype))
         self._last_kv_weights = kv_weights(plan.layers[-1])
@@ -104,9 +105,13 @@ class StepWork:
             weights
             + num_tokens * self._row_bytes
             + kv_tokens * self._token_bytes
-            + 2 * len(rows) * self._state_bytes
+            + sum(self._of_state(row) for row in rows)
             + num_sampled * self._output.num_out * _LOGIT_BYTES
         )
+
+    def _of_state(self, row: StepRow) -> int:
+        """Bytes of matrices that a row moves: it reads them, and few tokens seldom write them."""
+        return self._matrix_bytes + self._matrix_bytes * min(row.num_tokens, CHUNK) // CHUNK
 
     def _flops(self, rows: Sequence[StepRow]) -> int:
         num_tokens = sum(row.num_tokens for row in rows)
@@ -120,7 +125,7 @@ class StepWork:
         pairs = sum(_pairs_seen(row, layer.window) for row in rows for layer in before)
         if last_layer.has_kv:
             pairs += sum(_last_pairs(row, last_layer.window) for row in rows if row.is_sampled)
-        of_states = _STATE_FLOPS * num_tokens * self._state_bytes // _STATE_NUMBER_BYTES
+        of_states = _STATE_FLOPS * num_tokens * self._matrix_bytes // _STATE_NUMBER_BYTES
         of_pairs = 2 * self._config.pair_dim * self._config.num_heads * pairs
         return 2 * products + of_pairs + of_states
 
