@@ -1,7 +1,7 @@
 // The launcher of store_latent, for the decoder.
 
 #include "../isa/build_name.h"
-#include "kernels/latent_kernel.h"
+#include "kernels/store/latent_kernel.h"
 #include "layer.h"
 #include "store_launch.h"
 

@@ -6,7 +6,7 @@
 #include "../isa/build_name.h"
 #include "../scratch_buffer.h"
 #include "../threads/thread_pool.h"
-#include "kernels/amx_scratch.h"
+#include "kernels/amx/scratch.h"
 #include "kernels/scratch.h"
 #include "kernels/seeing.h"
 #include "layer.h"

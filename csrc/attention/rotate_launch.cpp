@@ -13,7 +13,7 @@
 #include "../isa/build_name.h"
 #include "../tensor_view.h"
 #include "../threads/thread_pool.h"
-#include "kernels/rotate_kernel.h"
+#include "kernels/store/rotate_kernel.h"
 #include "layer.h"
 #include "pool_view.h"
 #include "store_launch.h"

@@ -9,7 +9,7 @@
 
 #include "../bind.h"
 #include "../isa/build_name.h"
-#include "kernels/row_codes.h"
+#include "kernels/store/row_codes.h"
 #include "layer.h"
 #include "pool_view.h"
 

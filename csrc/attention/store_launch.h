@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "../threads/thread_pool.h"
-#include "kernels/store.h"
+#include "kernels/store/store.h"
 #include "layer.h"
 
 namespace pdserve::attention {

@@ -7,7 +7,7 @@
 
 #include "../tensor_view.h"
 #include "../threads/thread_pool.h"
-#include "kernels/stored_rows.h"
+#include "kernels/store/stored_rows.h"
 #include "pool_view.h"
 
 namespace nb = nanobind;

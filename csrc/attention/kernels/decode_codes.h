@@ -2,7 +2,7 @@
 // which are the index of the two bytes of its number. The sign is the highest bit of both.
 #pragma once
 
-#include "stored_rows.h"
+#include "store/stored_rows.h"
 
 namespace pdserve::attention {
 namespace {

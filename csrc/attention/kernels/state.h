@@ -31,7 +31,7 @@ struct State {
 }
 
 // Where threads share the runs of an item, a state takes as much as any kernel needs: those on
-// tiles (amx_scratch.h) have whole tiles of 16 queries.
+// tiles (amx/scratch.h) have whole tiles of 16 queries.
 [[maybe_unused]] size_t shared_state_size(int num_queries, int head_dim) {
     return state_size((num_queries + 15) / 16 * 16, head_dim);
 }

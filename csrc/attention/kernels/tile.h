@@ -4,7 +4,7 @@
 #include "kernel.h"
 #include "../../isa/simd.h"
 #include "state.h"
-#include "stored_rows.h"
+#include "store/stored_rows.h"
 
 namespace pdserve::attention {
 namespace {

@@ -7,14 +7,14 @@
 // values. And what a query gets does not depend on the queries beside it: to a query that does not
 // see a tile, the tile adds nothing, exactly.
 
-#include "../../isa/amx.h"
-#include "../../isa/build_name.h"
-#include "../../isa/tanh.h"
-#include "amx_scratch.h"
-#include "amx_softmax.h"
-#include "kernel.h"
-#include "pack.h"
-#include "walk.h"
+#include "../../../isa/amx.h"
+#include "../../../isa/build_name.h"
+#include "../../../isa/tanh.h"
+#include "../kernel.h"
+#include "../pack.h"
+#include "../walk.h"
+#include "scratch.h"
+#include "softmax.h"
 
 namespace pdserve::attention {
 namespace {

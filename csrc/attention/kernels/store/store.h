@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../../isa/element.h"
+#include "../../../isa/element.h"
 
 namespace pdserve::attention {
 

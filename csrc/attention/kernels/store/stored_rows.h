@@ -4,7 +4,7 @@
 // A scale belongs to one token in one head. So what is stored of a token depends on nothing else.
 #pragma once
 
-#include "../../isa/simd.h"
+#include "../../../isa/simd.h"
 #include "store.h"
 
 namespace pdserve::attention {

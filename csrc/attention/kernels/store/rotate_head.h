@@ -1,7 +1,7 @@
 // Norm and rotation (RoPE) of one head.
 #pragma once
 
-#include "../../isa/simd.h"
+#include "../../../isa/simd.h"
 
 namespace pdserve::attention {
 namespace {

@@ -1,7 +1,7 @@
 // The working memory of one work item of the attention through tiles.
 #pragma once
 
-#include "state.h"
+#include "../state.h"
 
 namespace pdserve::attention {
 namespace {

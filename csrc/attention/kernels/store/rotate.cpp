@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "../../isa/build_name.h"
+#include "../../../isa/build_name.h"
 #include "rotate_head.h"
 #include "rotate_kernel.h"
 #include "stored_rows.h"

@@ -2,7 +2,7 @@
 
 #include "row_codes.h"
 
-#include "../../isa/build_name.h"
+#include "../../../isa/build_name.h"
 #include "stored_rows.h"
 
 namespace pdserve::attention {

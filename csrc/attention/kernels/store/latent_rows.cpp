@@ -2,7 +2,7 @@
 // rotates queries. In float32 from the load to the rounding store. The result for a token does not
 // depend on the rest of the batch.
 
-#include "../../isa/build_name.h"
+#include "../../../isa/build_name.h"
 #include "latent_kernel.h"
 #include "rotate_head.h"
 #include "stored_rows.h"

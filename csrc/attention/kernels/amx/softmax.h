@@ -3,9 +3,9 @@
 // Scores are [keys][queries]; weights are [queries][keys], of bfloat16.
 #pragma once
 
-#include "amx_scratch.h"
-#include "pack.h"
-#include "softmax.h"
+#include "../pack.h"
+#include "../softmax.h"
+#include "scratch.h"
 
 namespace pdserve::attention {
 namespace {
