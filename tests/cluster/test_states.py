@@ -66,3 +66,26 @@ async def test_all_modes_answer_alike(mode: Mode, model: Path) -> None:
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.token_ids == reference.greedy(prompt, 200)
     assert [each.token_ids for each in answers] == [outputs[1].token_ids[:24]] * 2
+
+
+@pytest.mark.long
+async def test_kills_and_later_turns_change_no_token(model: Path) -> None:
+    """Both nodes that hold states are killed, one after the other; prefixes end with snapshots."""
+    prompts = [make_prompt(length, length) for length in (70, 150)]
+    async with (
+        running(Fleet(fleet_config(model, prefill=1, decode=2))) as fleet,
+        Client(fleet.url) as client,
+    ):
+        expected = [await client.stream_all(prompt, STREAMED) for prompt in prompts]
+        again = [await client.stream_all(prompt, STREAMED) for prompt in prompts]
+        assert [each.tokens for each in again] == [each.tokens for each in expected]
+        assert [each.num_cached_tokens for each in again] == [64, 144]
+        followers = [Follower(client, prompt, STREAMED) for prompt in prompts * 2]
+        await asyncio.gather(*(follower.reached(3) for follower in followers))
+        await fleet.kill_node("decode-0")
+        moved = [await follower.end() for follower in followers]
+        assert [each.tokens for each in moved] == [each.tokens for each in expected * 2]
+        turn = [*prompts[1], *expected[1].token_ids, *make_prompt(20)]
+        answer = await client.stream_all(turn, 24)
+        assert answer.num_cached_tokens >= 144
+    assert answer.token_ids == Reference(model).greedy(turn, 24)
