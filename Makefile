@@ -18,7 +18,7 @@ ENV := $(VENV)/.env-stamp
 ENV_TEST := $(VENV)/.env-test-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-test demo check test test-long lint types contracts house gpu-check real wheel lock kustomize proto demo-model clean
+.PHONY: help env env-test demo check test test-long test-upgrade lint types contracts house gpu-check real wheel lock kustomize proto demo-model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -54,6 +54,10 @@ house: $(ENV) ## what is long, big or there twice in this source tree, and what 
 
 gpu-check: $(ENV_TEST) ## on a machine with a GPU: tests, steps, transfers, serving; results in gpu-check/
 	$(BIN)/python -m tools.gpu_check
+
+test-upgrade: $(ENV_TEST) ## build an earlier commit, and roll this tree out over it under load, and back
+	$(BIN)/python -m tools.earlier_build $(PIP_FLAGS)
+	$(BIN)/python -m pytest tests/faults/test_upgraded.py
 
 real: $(ENV_TEST) ## fetch Gemma 3 270M (or GEMMA=FILE), hold it to transformers, time it beside llama.cpp
 	$(BIN)/python -m tools.real_model $(if $(GEMMA),--gemma "$(GEMMA)")

@@ -1,0 +1,137 @@
+"""Another build is rolled out process by process under load: nobody is told, and no token changes.
+
+`make test-upgrade` builds the earlier commit first (`tools/earlier_build.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from itertools import product
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import aiohttp
+import pytest
+from msgspec.structs import replace
+
+from pdserve.commands.cluster.child import Child
+from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.cluster.plan import COORDINATOR
+from tests.cluster.checkpoints import make_prompt
+from tests.cluster.client import DEADLINE_S, Client, Output
+from tests.cluster.fleet import Fleet, fleet_config, read_gauges, running
+from tools.earlier_build import EARLIER, python_of
+
+NODES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+LENGTHS = (5, 40, 700)  # of answers; the last are under way while a process is replaced
+STARTED_S = 300.0  # four processes, each of which imports torch
+AGAIN_S = 0.1  # a client that was told to come again, or was not heard, waits so long
+LOSSES = ("pulls_failed", "pulls_timed_out", "pulls_corrupt", "exports_refused")
+LOSSES += ("transport_garbage", "recomputed_tokens")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not python_of().exists(), reason=f"`make test-upgrade` builds {EARLIER}"),
+]
+
+
+class Mixed(Fleet):
+    """A fleet of two builds; at first all are of the earlier one."""
+
+    def __init__(self, config: ClusterConfig, earlier: Iterable[str]) -> None:
+        super().__init__(config, make_child=Child)
+        self._earlier = {*earlier}
+
+    def command_line(self, name: str) -> list[str]:
+        """As Fleet's, in the interpreter of the build, which does not look into this tree."""
+        words = super().command_line(name)
+        other = ["env", "PYTHONSAFEPATH=1", str(python_of())]  # the processes that it starts, too
+        return [*other, *words[1:]] if name in self._earlier else words
+
+    async def replace(self, name: str) -> None:
+        """End a process as an operator does, and start the other build in its place."""
+        end = await self.drain_node(name)
+        assert end.returncode == 0, f"{end.name}: {end.account}"
+        self._earlier ^= {name}
+        await self.start_node(name)
+
+
+class Load:
+    """Clients that ask for one answer after the other, and come again when they are told to."""
+
+    def __init__(self, url: str) -> None:
+        self.outputs: list[tuple[int, Output]] = []
+        self._url = url
+        self._is_over = False
+        self._tasks = [asyncio.create_task(self._run(length)) for length in LENGTHS * 2]
+
+    async def more(self, number: int) -> None:
+        """Wait until so many more have been answered."""
+        most, deadline_s = len(self.outputs) + number, monotonic() + DEADLINE_S
+        while len(self.outputs) < most:
+            assert monotonic() < deadline_s, f"{len(self.outputs)} answers"
+            await asyncio.sleep(AGAIN_S)
+
+    async def end(self) -> list[tuple[int, Output]]:
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+        return self.outputs
+
+    async def _run(self, length: int) -> None:
+        async with Client(self._url) as client:
+            while not self._is_over:
+                self.outputs.append((length, await asked(client, length)))
+
+
+async def asked(client: Client, length: int) -> Output:
+    """One answer, from whichever coordinator is there."""
+    deadline_s = monotonic() + DEADLINE_S
+    while True:
+        try:
+            output = await client.stream_all(make_prompt(60, length), length)
+            if output.status != 503 or output.retry_after is None:
+                return output
+            why: Any = output.error
+        except aiohttp.ClientConnectionError as error:  # not of an answer that has begun
+            why = error
+        assert monotonic() < deadline_s, why
+        await asyncio.sleep(AGAIN_S)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "order"),
+    [
+        ((*NODES, COORDINATOR), (*NODES, COORDINATOR)),
+        ((*NODES, COORDINATOR), (COORDINATOR, *reversed(NODES))),
+        ((), ("decode-0", COORDINATOR, "prefill-0")),
+    ],
+    ids=["nodes first", "coordinator first", "back"],
+)
+async def test_a_build_is_rolled_out_under_load(
+    earlier: Sequence[str], order: Sequence[str], tiny_checkpoint: Path
+) -> None:
+    """Each of both pools in turn; so either build prefills for the other, and decodes for it."""
+    config = fleet_config(tiny_checkpoint, prefill=2, decode=2, engine={"kernels": "avx2"})
+    async with running(Mixed(replace(config, start_s=STARTED_S), earlier)) as fleet:
+        async with Client(fleet.url) as client:
+            expected = {length: (await asked(client, length)).tokens for length in LENGTHS}
+        load = Load(fleet.url)
+        for name in order:
+            await fleet.replace(name)
+            await load.more(2 * len(LENGTHS))  # from what is there now
+            await nothing_was_lost(fleet)
+        outputs = await load.end()
+    wrong = [(n, out) for n, out in outputs if out.error or out.tokens != expected[n]]
+    assert not wrong, f"{len(wrong)} of {len(outputs)}: {wrong[0]}"
+    assert {len(expected[length]) for length in LENGTHS} == {*LENGTHS}
+    pairs = {(output.prefill_node, output.decode_node) for _, output in outputs}
+    assert pairs == {*product(NODES[:2], NODES[2:])}
+
+
+async def nothing_was_lost(fleet: Fleet) -> None:
+    """Nor computed again, nor misunderstood, on any node so far."""
+    for name, address in (await fleet.metrics_addresses()).items():
+        gauges = await read_gauges(address)
+        assert {what: gauges[what] for what in LOSSES} == dict.fromkeys(LOSSES, 0), name
