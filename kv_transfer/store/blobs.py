@@ -37,6 +37,10 @@ class Blob:
 class Blobs(Protocol):
     """Named bytes. Any thread may call; all raise OSError if the store does not do it."""
 
+    def open(self) -> None:
+        """Look whether the store is there, or make it."""
+        ...
+
     def read(self, name: str, into: NDArray[np.uint8]) -> bool:
         """Fill `into` with all bytes of a name; False: there is no such name.
 
@@ -65,8 +69,8 @@ class Blobs(Protocol):
         """All that there is, or below a folder. Removes what crashed writers have left."""
         ...
 
-    def most_bytes(self, present: int) -> int | None:
-        """Bytes that it may have, if it has `present` of them now; None: nobody knows."""
+    def most_bytes(self, present: int) -> int:
+        """Bytes that it may have, if it has `present` of them now and nobody says more."""
         ...
 
 

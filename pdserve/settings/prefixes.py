@@ -27,7 +27,7 @@ class PrefixConfig(ConfigStruct, frozen=True):
     ] = ""
     kv_store: Annotated[
         str,
-        Meta(description="folder where prefixes outlive nodes, for all of them; empty: none"),
+        Meta(description="folder, s3:// or gs:// where prefixes outlive nodes; empty: none"),
     ] = ""
     kv_store_size: Annotated[
         Size, Meta(description="most in it; 0: half of what it could have there")

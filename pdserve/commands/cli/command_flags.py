@@ -162,7 +162,7 @@ def add_certs_flags(parser: FlagParser) -> None:
 def add_store_flags(parser: FlagParser) -> None:
     """Flags of `pdserve store`."""
     parser.add_argument(
-        "folder", metavar="DIR", type=Path, help="the setting prefix.kv_store of nodes"
+        "where", metavar="STORE", help="a folder or address: the setting prefix.kv_store of nodes"
     )
     parser.add_argument(
         "--erase", metavar="TENANT", help='a tenant or cache group; "": of requests without a key'

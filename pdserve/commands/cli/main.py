@@ -312,7 +312,7 @@ def _certs(arguments: argparse.Namespace) -> int:
 def _store(arguments: argparse.Namespace) -> int:
     from pdserve.commands.cli import store
 
-    return store.run(arguments.folder, arguments.erase)
+    return store.run(arguments.where, arguments.erase)
 
 
 def _usage(arguments: argparse.Namespace) -> int:

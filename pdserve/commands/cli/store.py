@@ -8,30 +8,31 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from kv_transfer.store.blobs import FolderBlobs
 from kv_transfer.store.entry import owner_name
 from kv_transfer.store.erasure import erase
 from kv_transfer.store.eviction import Content
+from kv_transfer.store.objects import blobs_at
+from pdserve.model_files.objects.opening import is_object_url
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.process.exit_codes import OK
 
 
-def run(folder: Path, tenant: str | None) -> int:
+def run(where: str, tenant: str | None) -> int:
     """Erase the prefixes of a tenant or cache group ("": nobody's), if one is given, and list.
 
     Raises:
-        ConfigError: there is no such folder, or it cannot be read or written.
+        ConfigError: there is no such store, or it cannot be read or written.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}: give what nodes have as prefix.kv_store")
-    blobs = FolderBlobs(folder)
+    if not is_object_url(where) and not Path(where).is_dir():
+        raise ConfigError(f"there is no folder {where}: give what nodes have as prefix.kv_store")
+    blobs = blobs_at(where)
     try:
         if tenant is not None:
             number = erase(blobs, tenant)
             print(f"erased {number} blocks; nodes write none again that they have now")
         content = Content.of(blobs.blobs())
     except OSError as error:
-        raise ConfigError(f"the store in {folder} cannot be used: {error}") from error
+        raise ConfigError(f"the store in {where} cannot be used: {error}") from error
     Console().print(_table(content, time.time()))
     return OK
 

@@ -16,12 +16,12 @@ from kv_transfer.lone_thread import LoneThread
 from kv_transfer.store.blobs import Blobs
 from kv_transfer.store.entry import HEADER_BYTES, Key
 from kv_transfer.store.eviction import stamp_of_use
+from kv_transfer.store.objects import blobs_at
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.node.prefixes.cost import PrefixWorth
 from pdserve.node.prefixes.headroom import Headroom
 from pdserve.node.prefixes.host_tier import NodeTier
 from pdserve.node.prefixes.store.index import StoreIndex
-from pdserve.node.prefixes.store.opening import blobs_of
 from pdserve.node.prefixes.store.reads import LOSS, Breaker, Entry, Patience, StoreReads
 from pdserve.node.prefixes.store.statistics import StoreStatistics
 from pdserve.node.prefixes.store.upkeep import Limits, survey, use_all
@@ -262,4 +262,4 @@ def make_store(
     if not config.kv_store or tier is None:
         return None
     limits = Limits(parse_bytes(config.kv_store_size), parse_bytes(config.kv_store_quota))
-    return NodeStore(blobs_of(config), tier, pool, kind, worth, limits)
+    return NodeStore(blobs_at(config.kv_store), tier, pool, kind, worth, limits)

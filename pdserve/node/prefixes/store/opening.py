@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Final
 
 from kv_transfer.lone_thread import LoneThread
-from kv_transfer.store.blobs import FolderBlobs
+from kv_transfer.store.objects import blobs_at
+from pdserve.model_files.objects.opening import is_object_url
 from pdserve.settings.prefixes import PrefixConfig
+from pdserve.settings.values import parse_bytes
+from pdserve.shared.errors import ConfigError
 from pdserve.shared.process.may_pass import NotNow, config_error
 
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
-
-
-def blobs_of(config: PrefixConfig) -> FolderBlobs:
-    """What the store is made of; nothing is looked at."""
-    return FolderBlobs(Path(config.kv_store).expanduser())
 
 
 def check_store(config: PrefixConfig, look_s: float = LOOK_S) -> None:
@@ -27,14 +24,17 @@ def check_store(config: PrefixConfig, look_s: float = LOOK_S) -> None:
     Raises:
         ConfigError: there can be none.
     """
-    thread = LoneThread("kv-store-look")
+    where = config.kv_store
+    if is_object_url(where) and parse_bytes(config.kv_store_size) == 0:
+        raise ConfigError(f"kv_store {where!r} has no end: say kv_store_size, as 500GiB")
+    blobs, thread = blobs_at(where), LoneThread("kv-store-look")
     try:
-        thread.submit(blobs_of(config).open).result(look_s)
+        thread.submit(blobs.open).result(look_s)
     except TimeoutError:
-        log.warning("kv_store %r does not answer within %g s", config.kv_store, look_s)
+        log.warning("kv_store %r does not answer within %g s", where, look_s)
     except OSError as error:
-        failure = config_error(f"kv_store {config.kv_store!r} cannot be used: {error}", error)
-        if not isinstance(failure, NotNow):
+        failure = config_error(f"kv_store {where!r} cannot be used: {error}", error)
+        if not is_object_url(where) and not isinstance(failure, NotNow):
             raise failure from error
         log.warning("%s", failure)
     finally:

@@ -17,7 +17,6 @@ from kv_transfer.store.erasure import marks
 from kv_transfer.store.eviction import Content, victims
 
 MOST_KNOWN: Final = 1 << 20  # blocks of one kind that a node knows of: 110 MB
-_UNBOUNDED: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ def survey(blobs: Blobs, kind: str, limits: Limits) -> Survey:
     """Look through the store, and remove what is too much. Blocks, in a thread. Raises OSError."""
     content = Content.of(blobs.blobs())
     present = content.num_bytes
-    most = limits.size or blobs.most_bytes(present) or _UNBOUNDED
-    leaving = victims(content, most, limits.quota or _UNBOUNDED)
+    most = limits.size or blobs.most_bytes(present)
+    leaving = victims(content, most, limits.quota or most)
     for blob in leaving:
         blobs.remove(blob.name)
     gone = {blob.name for blob in leaving}

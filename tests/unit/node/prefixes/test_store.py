@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kv_transfer.store.blobs import FolderBlobs
+from kv_transfer.store.blobs import Blobs, FolderBlobs
 from kv_transfer.store.entry import owner_name
 from kv_transfer.store.erasure import erase
+from kv_transfer.store.objects import blobs_at
 from pdserve.node.prefixes.store import node_store
 from pdserve.node.prefixes.store.node_store import STORE, NodeStore
 from pdserve.node.prefixes.store.opening import check_store
@@ -21,6 +22,7 @@ from pdserve.settings.prefixes import PrefixConfig
 from pdserve.shared.errors import ConfigError
 from tests.fakes.gpus import FakeHost
 from tests.full_disk import full_disk
+from tests.object_server import BUCKET, s3_server
 from tests.unit.node.prefixes.prefix_nodes import (
     PROMPT,
     PrefixNode,
@@ -69,7 +71,7 @@ def surveys_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_store, "SURVEY_SHARE", 1)
 
 
-def make_node(blobs: FolderBlobs, **options: Any) -> PrefixNode:
+def make_node(blobs: Blobs, **options: Any) -> PrefixNode:
     return PrefixNode("n", tier_blocks=40, blobs=blobs, **options)
 
 
@@ -90,9 +92,9 @@ async def until_known(node: PrefixNode, num_blocks: int = 12) -> None:
     await until(lambda: len(store_of(node).index) >= num_blocks)
 
 
-async def fill(blobs: FolderBlobs, salt: str = "") -> None:
+async def fill(blobs: Blobs, salt: str = "") -> None:
     """As a node that is no more has left it."""
-    node = make_node(blobs)
+    node = make_node(blobs, store_bytes=1 << 30)
     async with started(node):
         node.compute(PROMPT, salt=salt)
         await until_written(node)
@@ -109,6 +111,28 @@ async def test_prefixes_outlive_their_nodes(blobs: GatedBlobs, on_gpu: bool) -> 
         assert (fetched.from_store, node.fetcher.statistics.store_tokens) == (48, 48)
         await node.fetcher.fetch(node.prefix(), [])
         assert store_of(node).statistics.read == 12
+
+
+@pytest.mark.long
+async def test_prefixes_outlive_their_nodes_in_an_object_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for package in ("obstore", "moto"):
+        pytest.importorskip(package, reason="an extra is not installed")
+    with s3_server(monkeypatch) as server:
+        blobs = blobs_at(f"s3://{BUCKET}/kv")
+        await fill(blobs)
+        server.most_bytes = 100  # what is read breaks off
+        node = make_node(blobs, store_bytes=1 << 30)
+        async with started(node):
+            await until_known(node)
+            await node.fetcher.fetch(node.prefix(), [])
+            assert node.num_cached_tokens() == 0
+            server.most_bytes = None
+            await until(lambda: node.fetcher.could_fetch(node.prefix(), []))
+            await node.fetcher.fetch(node.prefix(), [])
+            assert node.num_cached_tokens() == 48
+            assert erase(blobs, "") == 12
 
 
 async def test_a_node_that_waits_for_kv_of_another_does_not_read_it(blobs: GatedBlobs) -> None:
@@ -266,6 +290,10 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"kv_store .* cannot be used"):
         check_store(PrefixConfig(kv_store=str(tmp_path / "file" / "store")))
     check_store(PrefixConfig(kv_store=str(tmp_path / "new")))
+    with pytest.raises(ConfigError, match="has no end: say kv_store_size"):
+        check_store(PrefixConfig(kv_store="s3://bucket/kv"))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_store(PrefixConfig(kv_store="https://example.org/kv", kv_store_size="1GiB"))
 
 
 def test_a_folder_that_hangs_is_not_waited_for(
