@@ -315,6 +315,7 @@ class Decoder:
         taps: Tensor | None = None,  # [num_taps] int64: layers; of one rank only
         taps_out: Tensor | None = None,  # [num_tokens, num_taps, hidden_size] float32
         adapters: list[str] = [],  # of each request, the digest or ""; none: no request has one
+        adapted_from: list[int] = [],  # of each of these, the first position that it computes
         companions: Tensor | None = None,  # [num_blocks, num_companions] int32; of one rank only
         places: Tensor | None = None,  # [num_layers, 2] int32: block (0: the first), layer in it
         state_tables: Tensor | None = None,  # [num_requests, 3, state_blocks] int32, of hybrids

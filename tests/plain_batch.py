@@ -52,6 +52,7 @@ def build_batch(rows: Sequence[Scheduled], block_size: int, device: torch.device
         sampled_rows=tensor(query_start[1:][samples] - 1, np.int64),
         sampled_requests=[rows[index].request for index in samples],
         adapters=tuple(names) if any(names) else (),
+        adapted_from=tuple(r.request.prompt.adapted_from for r in rows) if any(names) else (),
     )
 
 

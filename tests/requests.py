@@ -20,15 +20,16 @@ def make_request(
 ) -> Request:
     """A greedy request for four tokens, with a prompt of these tokens, or of this many.
 
-    `fields` are those of its sampling parameters (`grammar` is a text), its own, `is_long`
-    or `adapter`.
+    `fields` are those of its sampling parameters (`grammar` is a text), its own, `is_long`,
+    `adapter` or `adapted_from`.
     """
     is_long, adapter = fields.pop("is_long", False), fields.pop("adapter", "")
+    adapted_from = fields.pop("adapted_from", 0)
     sampling = {name: fields.pop(name) for name in list(fields) if name in _SAMPLING}
     token_ids = range(100, 100 + prompt) if isinstance(prompt, int) else prompt
     made: dict[str, Any] = {
         "request_id": f"r{next(_ids)}",
-        "prompt": Prompt(list(token_ids), salt, is_long, adapter),
+        "prompt": Prompt(list(token_ids), salt, is_long, adapter, adapted_from),
         "sampling": SamplingParams(**{"max_tokens": 4, "temperature": 0.0} | sampling),
         "lifecycle": Lifecycle(received_s=0.0),
         "output_token_ids": list(output),

@@ -45,13 +45,15 @@ public:
         nb::handle kv_pool, nb::handle out,
         const std::vector<int64_t>& ends, nb::handle done, nb::handle state_rows,
         nb::handle states_out, nb::handle taps, nb::handle taps_out,
-        const std::vector<std::string>& adapters, nb::handle companions, nb::handle places,
-        nb::handle state_tables, nb::handle kept_after) {
+        const std::vector<std::string>& adapters, const std::vector<int64_t>& adapted_from,
+        nb::handle companions, nb::handle places, nb::handle state_tables,
+        nb::handle kept_after) {
         // Kept until the step is over, whatever is dropped meanwhile.
         std::vector<std::shared_ptr<const OwnedAdapter>> kept;
         const std::vector<const Adapter*> own = find(adapters, kept, query_start);
-        if (!own.empty() && !group_.is_none()) {
-            throw nb::value_error("adapters: of one rank that has all layers");
+        if (own.size() != adapted_from.size()) {
+            raise_value_error("adapted_from", "one for each request",
+                std::to_string(adapted_from.size()));
         }
         if (!companions.is_none() && !group_.is_none()) {
             throw nb::value_error("companions: of one rank that has all layers");
@@ -71,6 +73,7 @@ public:
         nb::gil_scoped_release release;
         Inputs inputs = step.inputs(owned_.model);
         inputs.adapters = own.empty() ? nullptr : own.data();
+        inputs.adapted_from = adapted_from.data();
         inputs.pool.rounding = rounding_;
         forward_.run(inputs, written);
     }
@@ -246,7 +249,8 @@ void bind_decoder(nb::module_& m) {
             arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),
             arg("state_rows") = nb::none(), arg("states_out") = nb::none(),
             arg("taps") = nb::none(), arg("taps_out") = nb::none(),
-            arg("adapters") = std::vector<std::string>(), arg("companions") = nb::none(),
+            arg("adapters") = std::vector<std::string>(),
+            arg("adapted_from") = std::vector<int64_t>(), arg("companions") = nb::none(),
             arg("places") = nb::none(), arg("state_tables") = nb::none(),
             arg("kept_after") = nb::none(),
             "Compute a step: keys and values into the pool, scores of the sampled rows into out.")

@@ -158,8 +158,10 @@ void Forward::adapt_rows(const Inputs& inputs) {
     const attention::Step& step = inputs.step;
     adapters_.resize(step.num_tokens);
     for (int64_t r = 0; r < step.num_requests; ++r) {
-        std::fill(adapters_.begin() + step.query_start[r],
-            adapters_.begin() + step.query_start[r + 1], inputs.adapters[r]);
+        const int64_t first = step.query_start[r], end = step.query_start[r + 1];
+        const int64_t position = step.context_lens[r] - (end - first);
+        const int64_t before = std::clamp<int64_t>(inputs.adapted_from[r] - position, 0, end - first);
+        std::fill(adapters_.begin() + first + before, adapters_.begin() + end, inputs.adapters[r]);
     }
 }
 
@@ -171,7 +173,11 @@ void Forward::adapt_embedding(const int64_t* token_ids) {
         const Adapter* const own = adapters_[row];
         if (own == nullptr) continue;
         float* const out = buffers_.hidden + row * size;
-        if (own->embedding != nullptr) {
+        const auto trained = own->trained.rows.find(token_ids[row]);
+        if (trained != own->trained.rows.end()) {
+            rows::look_up({own->trained.embedding, &trained->second, size, scale, out}, 1,
+                model_.is_bfloat16, variant_);
+        } else if (own->embedding != nullptr) {
             rows::look_up({own->embedding, token_ids + row, size, scale, out}, 1,
                 model_.is_bfloat16, variant_);
         } else if (own->embedding_a != nullptr) {
@@ -235,7 +241,7 @@ void Forward::write_kv(const Layer& layer, Companions::Place place) {
     normalise(layer.attention_norm);
     if (layer.is_recurrent()) return recurrent_.mix(layer, step_, states_, buffers_);
     if (model_.sizes.is_latent()) {
-        return latent_.write(*place.step, pool_, place.index, layer, buffers_);
+        return latent_.write(*place.step, pool_, place.index, layer, buffers_, adapters());
     }
     products_.multiply(
         layer.qkv, buffers_.normed, num_rows_, Result::kStore, buffers_.qkv, 0, adapters());
@@ -317,7 +323,7 @@ void Forward::keep_rows(const attention::RowChoice& rows, int64_t attended_width
 void Forward::finish_attention(const Layer& layer) {
     const void* values = buffers_.attended;
     if (model_.sizes.is_latent() && !layer.is_recurrent()) {
-        latent_.make_values(layer, buffers_, num_rows_);
+        latent_.make_values(layer, buffers_, num_rows_, adapters());
         values = buffers_.head_rows;
     }
     add_product(layer.attention_out, values, layer.after_attention_norm);
@@ -363,16 +369,35 @@ void Forward::compute_logits(float* logits) {
         model_.sizes.num_token_ids, cap}, num_rows_, variant_);
 }
 
-// Those of rows whose adapters have an output matrix of their own.
+// Those of rows whose adapters have an output matrix of their own, or rows of it.
 void Forward::replace_logits(float* logits) {
-    const int64_t size = model_.sizes.hidden, vocab = model_.sizes.vocab;
+    const Sizes& sizes = model_.sizes;
     for (int64_t row = 0, end = 0; row < num_rows_ && !adapters_.empty(); row = end) {
         const Adapter* const own = adapters_[row];
         end = row + 1;
-        if (own == nullptr || own->lm_head.weights == nullptr) continue;
+        if (own == nullptr) continue;
         while (end < num_rows_ && adapters_[end] == own) ++end;
-        const auto* const x = static_cast<const char*>(buffers_.normed) + row * size * element_bytes_;
-        products_.multiply(own->lm_head, x, end - row, Result::kStoreFloat, logits + row * vocab);
+        const auto* const x =
+            static_cast<const char*>(buffers_.normed) + row * sizes.hidden * element_bytes_;
+        float* const out = logits + row * sizes.vocab;
+        if (own->lm_head.weights != nullptr) {
+            products_.multiply(own->lm_head, x, end - row, Result::kStoreFloat,
+                out + sizes.first_token_id, sizes.vocab);
+        }
+        replace_trained(own->trained, x, end - row, out);
+    }
+}
+
+void Forward::replace_trained(
+    const TrainedTokens& trained, const void* x, int64_t num_rows, float* logits) {
+    const auto count = static_cast<int64_t>(trained.head_ids.size());
+    if (count == 0) return;
+    trained_logits_.resize(num_rows * count);
+    products_.multiply(trained.head, x, num_rows, Result::kStoreFloat, trained_logits_.data());
+    for (int64_t row = 0; row < num_rows; ++row) {
+        for (int64_t i = 0; i < count; ++i) {
+            logits[row * model_.sizes.vocab + trained.head_ids[i]] = trained_logits_[row * count + i];
+        }
     }
 }
 

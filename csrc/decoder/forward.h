@@ -57,6 +57,8 @@ private:
     void adapt_embedding(const int64_t* token_ids);
     void adapt_rows(const Inputs& inputs);
     void replace_logits(float* logits);
+    void replace_trained(
+        const TrainedTokens& trained, const void* x, int64_t num_rows, float* logits);
     const Adapter* const* adapters(int64_t first_row = 0) const {
         return adapters_.empty() ? nullptr : adapters_.data() + first_row;
     }
@@ -99,6 +101,7 @@ private:
     recurrent::States states_;
     Companions companions_;
     std::vector<const Adapter*> adapters_;  // of each row, or null; none: no row has one
+    std::vector<float> trained_logits_;     // of a row of those, before they are put in place
     int64_t num_rows_ = 0;  // that are still needed
 };
 

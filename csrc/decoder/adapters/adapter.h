@@ -15,6 +15,14 @@ struct Addition {
     linear::Expansion b;
 };
 
+// Rows of the vocabulary that an adapter has instead of the model's.
+struct TrainedTokens {
+    std::unordered_map<int64_t, int64_t> rows;  // token id |-> row of `embedding`
+    const void* embedding;                      // [rows, hidden], of the activations' type
+    std::vector<int64_t> head_ids;              // of the rows of `head`; those of a rank
+    linear::PackedMatrix head;                  // [head_ids, hidden]
+};
+
 struct Adapter {
     std::unordered_map<const linear::PackedMatrix*, Addition> additions;  // by the model's matrix
     // Of the vocabulary, all of the activations' type; null or without weights: there is none.
@@ -22,6 +30,7 @@ struct Adapter {
     linear::PackedMatrix lm_head;   // likewise
     const void* embedding_a;        // [vocab, ranks]: a row of it, times B, is added to a token's
     linear::PackedMatrix embedding_b;  // [hidden, ranks]
+    TrainedTokens trained;
 
     const Addition* find(const linear::PackedMatrix& matrix) const {
         const auto found = additions.find(&matrix);

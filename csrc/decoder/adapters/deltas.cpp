@@ -8,7 +8,7 @@ namespace pdserve::decoder {
 using linear::Result;
 
 linear::Delta Deltas::of(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
-    const Adapter* const* adapters) {
+    const Adapter* const* adapters, int64_t x_stride) {
     additions_.resize(num_rows);
     for (int64_t row = 0; row < num_rows; ++row) {
         const bool is_as_before = row > 0 && adapters[row] == adapters[row - 1];
@@ -16,16 +16,18 @@ linear::Delta Deltas::of(const linear::PackedMatrix& matrix, const void* x, int6
             : adapters[row] == nullptr ? nullptr
                                              : adapters[row]->find(matrix);
     }
-    return compute(x, matrix.num_in);
+    return compute(x, matrix.num_in, x_stride);
 }
 
-linear::Delta Deltas::compute(const void* x, int64_t num_in) {
+linear::Delta Deltas::compute(const void* x, int64_t num_in, int64_t x_stride) {
     sort_rows();
     if (segments_.empty()) return {};
-    const int64_t row_bytes = num_in * (is_bfloat16_ ? 2 : 4);
+    const int64_t element_bytes = is_bfloat16_ ? 2 : 4;
+    const int64_t row_bytes = num_in * element_bytes;
+    const int64_t stride = x_stride > 0 ? x_stride : num_in;
     const auto* rows = static_cast<const char*>(x);
-    gather(rows, row_bytes);
-    shrink(rows, row_bytes);
+    gather(rows, row_bytes, stride * element_bytes);
+    shrink(rows, row_bytes, stride);
     return {expansions_.data(), inner_rows_.data()};
 }
 
@@ -64,31 +66,32 @@ void Deltas::sort_rows() {
 }
 
 // Brings the rows of a segment together, unless they are.
-void Deltas::gather(const char* x, int64_t row_bytes) {
+void Deltas::gather(const char* x, int64_t row_bytes, int64_t stride_bytes) {
     const Segment& last = segments_.back();
     auto* to = static_cast<char*>(
         gathered_.at_least((last.first_place + last.count) * row_bytes));
     for (size_t row = 0; row < places_.size(); ++row) {
         if (places_[row] < 0 || segments_[segment_of_[row]].is_in_place) continue;
-        std::memcpy(to + places_[row] * row_bytes, x + row * row_bytes, row_bytes);
+        std::memcpy(to + places_[row] * row_bytes, x + row * stride_bytes, row_bytes);
     }
 }
 
 // A x of all segments.
-void Deltas::shrink(const char* x, int64_t row_bytes) {
+void Deltas::shrink(const char* x, int64_t row_bytes, int64_t x_stride) {
     int64_t num_numbers = 0;
     for (const Segment& segment : segments_) num_numbers += segment.count * segment.addition->a.num_out;
     auto* inner = static_cast<float*>(inner_.at_least(num_numbers * sizeof(float)));
     const auto* const gathered = static_cast<const char*>(gathered_.at_least(0));
+    const int64_t stride_bytes = x_stride * (is_bfloat16_ ? 2 : 4);
     products_.clear();
     for (const Segment& segment : segments_) {
         const linear::PackedMatrix& a = segment.addition->a;
         products_.push_back({
             .matrix = &a,
-            .x = segment.is_in_place ? x + segment.first_row * row_bytes
+            .x = segment.is_in_place ? x + segment.first_row * stride_bytes
                                      : gathered + segment.first_place * row_bytes,
             .is_bfloat16 = is_bfloat16_,
-            .x_stride = a.num_in,
+            .x_stride = segment.is_in_place ? x_stride : a.num_in,
             .num_rows = segment.count,
             .result = Result::kStoreFloat,
             .out = inner,

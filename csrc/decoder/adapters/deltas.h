@@ -17,15 +17,15 @@ class Deltas {
 public:
     Deltas(bool is_bfloat16, Variant variant) : is_bfloat16_(is_bfloat16), variant_(variant) {}
 
-    // What `adapters`, one of each row or null, add to the product of x, [num_rows, num_in] and
-    // contiguous. A row of it depends, bit for bit, only on that row and its adapter. Valid until
-    // the next call.
+    // What `adapters`, one of each row or null, add to the product of x, [num_rows, num_in], whose
+    // rows are x_stride elements apart; 0: num_in. A row of it depends, bit for bit, only on that
+    // row and its adapter. Valid until the next call.
     linear::Delta of(const linear::PackedMatrix& matrix, const void* x, int64_t num_rows,
-        const Adapter* const* adapters);
+        const Adapter* const* adapters, int64_t x_stride = 0);
 
     // The same of rows of several matrices with as many inputs: additions()[row], or null.
     std::vector<const Addition*>& additions() { return additions_; }
-    linear::Delta compute(const void* x, int64_t num_in);
+    linear::Delta compute(const void* x, int64_t num_in, int64_t x_stride = 0);
 
 private:
     // The rows of one addition.
@@ -38,8 +38,8 @@ private:
     };
 
     void sort_rows();
-    void gather(const char* x, int64_t row_bytes);
-    void shrink(const char* x, int64_t row_bytes);
+    void gather(const char* x, int64_t row_bytes, int64_t stride_bytes);
+    void shrink(const char* x, int64_t row_bytes, int64_t x_stride);
 
     const bool is_bfloat16_;
     const Variant variant_;

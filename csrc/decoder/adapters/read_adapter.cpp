@@ -3,6 +3,8 @@
 #include <string>
 #include <utility>
 
+#include <nanobind/stl/vector.h>
+
 #include "../../linear/packed_matrix.h"
 #include "../../tensor_view.h"
 
@@ -22,14 +24,21 @@ const PackedMatrix* find(const Fields& fields, const Owner& owner, const std::st
     return nullptr;
 }
 
+// `expert`: of a layer's experts, or of the heads of latent attention; -1: of neither.
 const PackedMatrix* find(const Layer& layer, int64_t expert, const std::string& name) {
     const Experts& experts = layer.experts;
+    const auto num_heads = static_cast<int64_t>(layer.heads.size());
+    if (name == "key" || name == "value") {
+        return expert >= 0 && expert < num_heads ? find(kLatentHead, layer.heads[expert], name)
+                                                 : nullptr;
+    }
     if (expert >= 0) {
         return expert < experts.count() ? find(kMlp, experts.mlps[expert], name) : nullptr;
     }
     if (name == "router") return &experts.router;
     if (name == "shared_weight") return &experts.shared_weight;
     if (const auto* found = find(kMixer, layer, name)) return found;
+    if (const auto* found = find(kLatentMixer, layer, name)) return found;
     if (const auto* found = find(kSharedMlp, experts.shared, name)) return found;
     return find(kMlp, layer.mlp, name);
 }
@@ -105,14 +114,25 @@ public:
         return found;
     }
 
-    const void* table(nb::object object, const char* name, int64_t width) {
+    const void* table(nb::object object, const char* name, int64_t num_rows, int64_t width) {
         if (object.is_none()) return nullptr;
         const TensorView rows(object, name);
         rows.expect_type({model_.is_bfloat16 ? ElementType::kBFloat16 : ElementType::kFloat32});
-        rows.expect_shape({model_.sizes.vocab, width}, "[vocab_size, width]");
+        rows.expect_shape({num_rows, width}, "[num_rows, width]");
         rows.expect_contiguous();
         owned_.owners.push_back(std::move(object));
         return rows.data<void>();
+    }
+
+    // (token ids, their rows), or None; the ids are those of the model, each once.
+    std::vector<int64_t> ids(nb::handle pair) {
+        auto found = nb::cast<std::vector<int64_t>>(pair[0]);
+        for (int64_t id : found) {
+            if (id < 0 || id >= model_.sizes.vocab) {
+                raise_value_error("trained tokens", "ids of the vocabulary", std::to_string(id));
+            }
+        }
+        return found;
     }
 
 private:
@@ -127,18 +147,32 @@ OwnedAdapter read_adapter(nb::handle object, const Model& model) {
     Adapter& adapter = owned.adapter;
     Reader reader(owned, model);
     const int64_t vocab = model.sizes.vocab, hidden = model.sizes.hidden;
+    const int64_t own_vocab = model.sizes.num_token_ids;
     for (nb::handle entry : object.attr("additions")) reader.add(entry);
     if (nb::object head = object.attr("head"); !head.is_none()) {
         adapter.additions[&model.lm_head] = reader.addition(head, model.lm_head);
     }
     if (nb::object head = object.attr("own_head"); !head.is_none()) {
-        adapter.lm_head = reader.matrix(std::move(head), "own_head", vocab, hidden);
+        adapter.lm_head = reader.matrix(std::move(head), "own_head", own_vocab, hidden);
     }
-    adapter.embedding = reader.table(object.attr("own_embedding"), "own_embedding", hidden);
+    adapter.embedding = reader.table(object.attr("own_embedding"), "own_embedding", vocab, hidden);
     if (nb::object b = object.attr("embedding_b"); !b.is_none()) {
         adapter.embedding_b = reader.matrix(std::move(b), "embedding_b", hidden, -1);
-        adapter.embedding_a =
-            reader.table(object.attr("embedding_a"), "embedding_a", adapter.embedding_b.num_in);
+        adapter.embedding_a = reader.table(
+            object.attr("embedding_a"), "embedding_a", vocab, adapter.embedding_b.num_in);
+    }
+    TrainedTokens& trained = adapter.trained;
+    if (nb::object pair = object.attr("trained_embedding"); !pair.is_none()) {
+        for (int64_t id : reader.ids(pair)) {
+            trained.rows.emplace(id, static_cast<int64_t>(trained.rows.size()));
+        }
+        const auto num_rows = static_cast<int64_t>(trained.rows.size());
+        trained.embedding = reader.table(pair[1], "trained_embedding", num_rows, hidden);
+    }
+    if (nb::object pair = object.attr("trained_head"); !pair.is_none()) {
+        trained.head_ids = reader.ids(pair);
+        const auto num_rows = static_cast<int64_t>(trained.head_ids.size());
+        trained.head = reader.matrix(pair[1], "trained_head", num_rows, hidden);
     }
     return owned;
 }

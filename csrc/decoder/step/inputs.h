@@ -22,6 +22,7 @@ struct Inputs {
     const int64_t* taps;  // [num_taps] layers before which sampled rows are copied out
     int64_t num_taps;
     const Adapter* const* adapters;  // of each request, or null; null: none has one
+    const int64_t* adapted_from;     // of each request: the first position that its adapter computes
     const int32_t* companions;  // [num_blocks, num_companions]: of the blocks in the tables
     int64_t num_companions;     // 0: all layers of a token are in one block
     const int32_t* places;      // [num_layers, 2]: which block has a layer, and where in it

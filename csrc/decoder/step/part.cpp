@@ -41,6 +41,10 @@ Part::Part(const Inputs& whole, int64_t first, int64_t end, const Sizes& sizes)
     inputs_.step.query_start = query_start_.data();
     inputs_.step.context_lens = context_lens_.data();
     inputs_.step.block_tables += first_request * step.table_stride;
+    if (whole.adapters != nullptr) {
+        inputs_.adapters += first_request;
+        inputs_.adapted_from += first_request;
+    }
     const int64_t num_before = choose(whole.sampled, first, end, sampled_);
     inputs_.logits += num_before * sizes.vocab;
     inputs_.taps_out += num_before * whole.num_taps * sizes.hidden;

@@ -30,6 +30,19 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainedTokens:
+    """Rows of the embedding, or of the output matrix, that it has instead of the model's."""
+
+    ids: tuple[int, ...]  # tokens, each once
+    rows: Tensor  # [ids, hidden_size]
+
+    def within(self, tokens: slice) -> TrainedTokens:
+        """Return those of a range of the vocabulary."""
+        own = [n for n, token in enumerate(self.ids) if tokens.start <= token < tokens.stop]
+        return TrainedTokens(tuple(self.ids[n] for n in own), self.rows[own])
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
     """A verified adapter, by the names of the model's plan."""
 
@@ -39,20 +52,26 @@ class Adapter:
     head: LowRank | None = None  # of the output matrix, tied or not
     own_embedding: Tensor | None = None  # [vocab_size, hidden_size], instead of the model's
     own_head: Tensor | None = None  # likewise; the model's two may be tied nevertheless
+    trained_embedding: TrainedTokens | None = None
+    trained_head: TrainedTokens | None = None  # if the two are tied, the same
+    # aLoRA: it computes from where these tokens stand for the last time in a prompt; (): all.
+    invocation: tuple[int, ...] = ()
     # What PEFT saves beside an adapted vocabulary: the embedding that it was trained with.
     base_embedding: Tensor | None = None
     num_bytes: int = 0  # of its tensors
 
-    def check_base(self, embedding: Tensor) -> None:
+    def check_base(self, embedding: Tensor, first_token: int = 0) -> None:
         """Raises AdapterRefused: it was trained with another embedding than this one of the model.
 
-        It may have been saved in another type, so values may differ by a rounding.
+        It may have been saved in another type, so values may differ by a rounding. Of a rank,
+        `embedding` has the tokens from `first_token` on.
         """
-        if self.base_embedding is None or self.base_embedding.shape != embedding.shape:
+        if self.base_embedding is None:
             return
+        saved = self.base_embedding[first_token : first_token + len(embedding)]
         for first in range(0, len(embedding), _ROWS):
             rows = slice(first, first + _ROWS)
-            own, other = self.base_embedding[rows].float(), embedding[rows].float()
+            own, other = saved[rows].float(), embedding[rows].float()
             if not torch.allclose(own, other, rtol=1e-2, atol=1e-4):
                 raise AdapterRefused(
                     f"adapter {self.digest} was trained with another model: the embedding that it "

@@ -18,10 +18,12 @@ from pdserve.shared.errors import AdapterRefused
 
 CONFIG_FILE: Final = "adapter_config.json"
 MOST_RANK: Final = 4096
+MOST_TOKENS: Final = 4096  # that are trained, or that an aLoRA begins with
 MOST_REPEATS: Final = 2  # of a pattern: work grows with a name's length to the power of one more
 _REPEAT: Final = re.compile(r"[*+{]")
 _REPEATED_GROUP: Final = re.compile(r"\)[*+{]")
 
+_INVOCATION: Final = "alora_invocation_tokens"
 # Fields that decide nothing here: where the adapter comes from, how it was trained, and which
 # modules it has, which its tensors tell.
 _IGNORED: Final = frozenset(
@@ -56,6 +58,8 @@ _IGNORED: Final = frozenset(
         "lora_bias",
         "use_dora",
         "init_lora_weights",
+        "trainable_token_indices",
+        _INVOCATION,
     ]
 )
 # Of others, these are neutral.
@@ -63,10 +67,8 @@ _NEUTRAL: Final[tuple[object, ...]] = (None, False, "none", {}, [])
 # Initialisations that change the model itself: A and B alone are not the adapter then.
 _CHANGE_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _WHY: Final = {
-    "alora_invocation_tokens": "aLoRA begins in the middle of a prompt",
     "fan_in_fan_out": "the served models have no transposed matrices",
     "bias": "it replaces biases of the model",
-    "trainable_token_indices": "it replaces rows of the vocabulary",
 }
 
 
@@ -83,6 +85,8 @@ class AdapterConfig:
     has_bias: bool
     uses_dora: bool
     has_parameters: bool  # adapted as such, which gives routers' names another end
+    trained_tokens: dict[str, tuple[int, ...]]  # end of a module's name |-> ids, as in its rows
+    invocation: tuple[int, ...]  # aLoRA: tokens where it begins; (): it computes all
 
     def rank_of(self, module: str) -> int:
         """The rank of a module, by its whole name."""
@@ -98,8 +102,23 @@ class AdapterConfig:
     def canonical(self) -> bytes:
         """Equal for configs of the same arithmetic. The order of patterns is part of it."""
         ranks, alphas = [*self.ranks.items()], [*self.alphas.items()]
-        said = (self.rank, self.alpha, ranks, alphas, self.uses_rslora, self.has_bias)
-        return json.dumps((*said, "dora") if self.uses_dora else said).encode()
+        said: list[object] = [
+            self.rank,
+            self.alpha,
+            ranks,
+            alphas,
+            self.uses_rslora,
+            self.has_bias,
+        ]
+        said += ["dora"] * self.uses_dora
+        said += [["trained", self.trained_tokens]] if self.trained_tokens else []
+        said += [["from", self.invocation]] if self.invocation else []
+        return json.dumps(said).encode()
+
+    def trained_in(self, module: str) -> tuple[int, ...]:
+        """The tokens whose rows of a module it has, which is named whole."""
+        trained = self.trained_tokens.items()
+        return next((ids for end, ids in trained if f".{module}".endswith(f".{end}")), ())
 
 
 def read_config(folder: Path) -> AdapterConfig:
@@ -126,7 +145,32 @@ def read_config(folder: Path) -> AdapterConfig:
         has_bias=fields.boolean("lora_bias", False),
         uses_dora=fields.boolean("use_dora", False),
         has_parameters=bool(fields.texts("target_parameters")),
+        trained_tokens=_trained_tokens(fields),
+        invocation=_token_ids(fields.raw(_INVOCATION), _INVOCATION, path),
     )
+
+
+def _trained_tokens(fields: JsonFields) -> dict[str, tuple[int, ...]]:
+    key = "trainable_token_indices"
+    said = fields.raw(key)
+    by_module = said if isinstance(said, dict) else {"embed_tokens": said}
+    found = {
+        module: _token_ids(ids, f"{key} of {module}", fields.where)
+        for module, ids in by_module.items()
+    }
+    for module, ids in found.items():
+        if len(set(ids)) < len(ids):
+            raise AdapterRefused(f"{fields.where}: {key} of {module} has a token twice")
+    return {module: ids for module, ids in found.items() if ids}
+
+
+def _token_ids(said: object, key: str, where: object) -> tuple[int, ...]:
+    ids = [] if said is None else said
+    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+        raise AdapterRefused(f"{where}: {key} is {said!r}; it is a list of token ids")
+    if len(ids) > MOST_TOKENS:
+        raise AdapterRefused(f"{where}: {key} has {len(ids)} tokens; it may have {MOST_TOKENS}")
+    return tuple(ids)
 
 
 def _refuse_foreign(fields: JsonFields) -> None:

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pdserve.engine.adapters.adapter import Adapter, LowRank
+from pdserve.engine.adapters.adapter import Adapter, LowRank, TrainedTokens
 from pdserve.engine.adapters.config import AdapterConfig, read_config
 from pdserve.engine.adapters.dora import normalised
 from pdserve.engine.adapters.targets import Target, Targets, of_experts
@@ -26,14 +26,16 @@ from pdserve.shared.errors import AdapterRefused, ModelError
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 EMBEDDING: Final = "model.embed_tokens"
 HEAD: Final = "lm_head"
-_PREFIX: Final = "base_model.model."
+PREFIX: Final = "base_model.model."
 _FUSED_INSIDE: Final = ".base_layer"  # of two adapted parameters of one module, the first
 _DIGEST_CHARS: Final = 32
 _TENSOR: Final = re.compile(
     r"(?P<module>.+?)\.(?P<kind>lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A"
-    r"|lora_embedding_B|lora_magnitude_vector(\.weight)?|base_layer\.weight|weight)"
+    r"|lora_embedding_B|lora_magnitude_vector(\.weight)?|base_layer\.weight"
+    r"|token_adapter\.trainable_tokens_delta|weight)"
 )
 _LENGTHS: Final = "lora_magnitude_vector"
+_TRAINED: Final = "token_adapter.trainable_tokens_delta"
 _KINDS: Final = {
     "lora_embedding_A": "lora_A.weight",
     "lora_embedding_B": "lora_B.weight",
@@ -62,8 +64,6 @@ def read_adapter(
     """
     if plan.config.recurrent is not None:
         raise AdapterRefused(f"{folder}: adapters of models with states are not served")
-    if plan.config.latent is not None:
-        raise AdapterRefused(f"{folder}: adapters of models with latent attention are not served")
     try:
         config, file = read_config(folder), folder / WEIGHTS_FILE
         tensors = _tensors(file, max_bytes)
@@ -123,10 +123,6 @@ class _Reading:
         self.targets = Targets.of(self.plan)
 
     def adapter(self) -> Adapter:
-        if self.plan.config.latent is not None:
-            raise AdapterRefused(
-                f"{self.file}: adapters of models with latent attention are not served"
-            )
         self._sort()
         parts: dict[str, LowRank] = {}
         ends = {name: self.modules.pop(name, {}) for name in (EMBEDDING, HEAD)}
@@ -136,11 +132,14 @@ class _Reading:
             if self.checkpoint is None:
                 raise AdapterRefused(f"{self.file}: DoRA needs the model's own weights")
             parts |= dict(normalised(parts, self.lengths, self.checkpoint, self.plan))
+        if not parts and all(not kinds for kinds in ends.values()):
+            raise AdapterRefused(f"{self.file} holds no adapted module")
+        trained, trained_head = (self._trained(name, ends[name]) for name in (EMBEDDING, HEAD))
         size = (self.plan.config.vocab_size, self.plan.config.hidden_size)
         embedding, own_embedding = self._end(EMBEDDING, ends[EMBEDDING], (size[1], size[0]))
         head, own_head = self._end(HEAD, ends[HEAD], size)
-        if not parts and all(not kinds for kinds in ends.values()):
-            raise AdapterRefused(f"{self.file} holds no adapted module")
+        if trained is not None and self.plan.config.ties_embeddings and own_head is None:
+            trained_head = trained
         return Adapter(
             digest=_digest(self.config, self.tensors),
             parts=parts,
@@ -148,6 +147,9 @@ class _Reading:
             head=head,
             own_embedding=own_embedding,
             own_head=own_head,
+            trained_embedding=trained,
+            trained_head=trained_head,
+            invocation=self.config.invocation,
             base_embedding=self._base_embedding(ends),
             num_bytes=sum(4 * tensor.numel() for tensor in self.tensors.values()),
         )
@@ -162,8 +164,8 @@ class _Reading:
         """Bring the tensors of each module together; refuse those of no known form."""
         unknown = []
         for name, tensor in self.tensors.items():
-            found = _TENSOR.fullmatch(name.removeprefix(_PREFIX))
-            if found is None or not name.startswith(_PREFIX):
+            found = _TENSOR.fullmatch(name.removeprefix(PREFIX))
+            if found is None or not name.startswith(PREFIX):
                 unknown.append(name)
                 continue
             kind = _KINDS.get(found["kind"], found["kind"])
@@ -171,7 +173,7 @@ class _Reading:
         if unknown:
             raise AdapterRefused(
                 f"{self.file} holds {listed(unknown)}, which is not served: matrices A and B, "
-                "lora_bias, and whole embeddings and output matrices are"
+                "lora_bias, trained tokens, and whole embeddings and output matrices are"
             )
 
     def _parts(self, module: str, kinds: Mapping[str, Tensor]) -> dict[str, LowRank]:
@@ -183,6 +185,11 @@ class _Reading:
             what = "which the model does not have" if target is None else "and replaces it whole"
             raise AdapterRefused(
                 f"{self.file} adapts {module}, {what}; served are its attention, MLP and experts"
+            )
+        if target.is_absorbed and (self.config.has_bias or self.config.uses_dora):
+            kind = "DoRA" if self.config.uses_dora else "lora_bias"
+            raise AdapterRefused(
+                f"{self.file}: {kind} of {module} is not served, whose keys queries take in"
             )
         end = ".weight" if target.is_router and self.config.has_parameters else ""
         shape = (target.num_out, target.num_in)
@@ -258,6 +265,27 @@ class _Reading:
             kinds["lora_B.weight"].float() * scale,
             None if bias is None else bias.float() * scale,
         )
+
+    def _trained(self, module: str, kinds: dict[str, Tensor]) -> TrainedTokens | None:
+        """Take the rows of trained tokens from what it has of a module."""
+        ids, rows = self.config.trained_in(module), kinds.pop(_TRAINED, None)
+        if rows is None and not ids:
+            return None
+        if kinds:
+            raise AdapterRefused(f"{self.file} both trains tokens of {module} and adapts it")
+        shape = (len(ids), self.plan.config.hidden_size)
+        if rows is None or tuple(rows.shape) != shape:
+            has = "nothing" if rows is None else list(rows.shape)
+            raise AdapterRefused(
+                f"{self.file} has {has} as {module}.{_TRAINED}, but trainable_token_indices ask "
+                f"for {list(shape)}"
+            )
+        if max(ids) >= self.plan.config.vocab_size:
+            raise AdapterRefused(
+                f"{self.file} trains token {max(ids)}, but the model has "
+                f"{self.plan.config.vocab_size}: vocabularies that grew are not served"
+            )
+        return TrainedTokens(ids, rows)
 
     def _end(
         self, module: str, kinds: Mapping[str, Tensor], shape: tuple[int, int]

@@ -28,6 +28,11 @@ class Target:
     is_router: bool = False
 
     @property
+    def is_absorbed(self) -> bool:
+        """Whether it makes keys of latent attention, and queries are multiplied by it instead."""
+        return any(place.is_transposed for _, place, _ in self.pieces)
+
+    @property
     def num_out(self) -> int:
         """Rows of its matrix."""
         return max(place.first_row + count for _, place, count in self.pieces)
@@ -41,6 +46,9 @@ class Target:
         found = {}
         for name, place, count in self.pieces:
             rows = _rows(place, count)
+            if place.is_transposed:
+                found[name] = LowRank(whole.b[rows].T.contiguous(), whole.a.T.contiguous())
+                continue
             bias = None if whole.bias is None else whole.bias[rows]
             found[name] = LowRank(whole.a, whole.b[rows].contiguous(), bias)
         return found
@@ -74,8 +82,11 @@ class Targets:
 def _add(modules: dict[str, Target], matrix: Matrix) -> None:
     for part in matrix.parts:
         place = part.within or TensorRows(part.name)
-        target = modules.setdefault(place.name, Target(matrix.num_in))
-        target.pieces.append((part.name, place, len(part.rows)))
+        num_in, num_out = matrix.num_in, len(part.rows)
+        if place.is_transposed:
+            num_in, num_out = num_out, num_in
+        target = modules.setdefault(place.name, Target(num_in))
+        target.pieces.append((part.name, place, num_out))
 
 
 def _fused(layer: LayerPlan) -> dict[str, list[Target]]:

@@ -83,10 +83,13 @@ def rows_of(batch: Batch, adapters: Mapping[str, Adapter]) -> Rows:
     if not batch.adapters:
         return []
     starts = batch.attention.query_start.tolist()
+    context_lens = batch.attention.context_lens.tolist()
     rows: dict[str, list[int]] = {}
     for number, digest in enumerate(batch.adapters):
         if digest:
-            rows.setdefault(digest, []).extend(range(starts[number], starts[number + 1]))
+            end = starts[number + 1]
+            first = end - (context_lens[number] - batch.adapted_from[number])
+            rows.setdefault(digest, []).extend(range(max(starts[number], first), end))
     device = batch.token_ids.device
     return [(adapters[d], torch.tensor(own, device=device)) for d, own in rows.items()]
 
@@ -110,8 +113,13 @@ class AdaptedLayers:
         plan, mlp = self.plan.layers[index], weights.mlp
         matrices = plan.mlp.matrices
         mixer = {name: self._linear(one, plan.mixer[name]) for name, one in weights.mixer.items()}
+        heads = {
+            name: self._stack(stack, [head[name] for head in plan.heads])
+            for name, stack in weights.heads.items()
+        }
+        weights = replace(weights, mixer=mixer, heads=heads)
         if isinstance(mlp, Mlp):
-            return replace(weights, mixer=mixer, mlp=self._mlp(mlp, matrices, ""))
+            return replace(weights, mlp=self._mlp(mlp, matrices, ""))
         shared = mlp.shared
         if shared is not None:
             shared = SharedExpert(
@@ -124,7 +132,7 @@ class AdaptedLayers:
         }
         router = self._linear(mlp.router, matrices["router"])
         experts = Experts(mlp.config, router, **stacks, shared=shared, score_bias=mlp.score_bias)
-        return replace(weights, mixer=mixer, mlp=experts)
+        return replace(weights, mlp=experts)
 
     def _mlp(self, mlp: Mlp, matrices: Matrices, kind: str) -> Mlp:
         own = {name: self._linear(one, matrices[kind + name]) for name, one in mlp.linears.items()}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pdserve.engine.adapters.adapter import TrainedTokens
 from pdserve.engine.adapters.torch_rows import Rows, added
 from pdserve.engine.layers import capped, embedding_factor
 from pdserve.engine.models.config import ModelConfig
@@ -54,6 +55,8 @@ class Vocabulary:
             elif adapter.embedding is not None:
                 made = functional.linear(adapter.embedding.a.T[ids], adapter.embedding.b)
                 rows[own] = (rows[own] + made).to(rows.dtype)
+            if adapter.trained_embedding is not None:
+                _replace(rows, own, ids, adapter.trained_embedding)
         return rows if self._scale == 1.0 else rows * self._scale
 
     def _rows(self, token_ids: Tensor) -> Tensor:
@@ -77,6 +80,11 @@ class Vocabulary:
             elif adapter.head is not None:
                 made = added(states[own].float(), adapter.head)[:, self._own_tokens]
                 columns[own] = (columns[own] + made).to(columns.dtype)
+            if adapter.trained_head is not None:
+                trained = adapter.trained_head.within(self._own_tokens)
+                places = torch.tensor(trained.ids, device=own.device) - self._first_token
+                made = functional.linear(states[own], trained.rows.to(states))
+                columns[own[:, None], places.long()] = made
         columns = columns if self._logit_scale == 1.0 else columns * self._logit_scale
         columns = capped(columns, self._cap)
         if len(self._widths) == 1:
@@ -87,3 +95,9 @@ class Vocabulary:
             return columns
         cut = [part[:, :width] for part, width in zip(parts, self._widths, strict=True)]
         return torch.cat(cut, dim=1)
+
+
+def _replace(rows: Tensor, own: Tensor, ids: Tensor, trained: TrainedTokens) -> None:
+    """Embed an adapter's rows, which are `own`, as it has been trained to."""
+    for token, row in zip(trained.ids, trained.rows, strict=True):
+        rows[own[ids == token]] = row.to(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -37,16 +38,18 @@ class NativeAddition:
     factors: Tensor | None  # [lanes of the matrix], of what that gives
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NativeAdapter:
-    """All of an adapter."""
+    """All of an adapter that a rank has."""
 
-    additions: list[tuple[int, int, str, NativeAddition]]  # layer, expert or -1, name of a matrix
-    head: NativeAddition | None
-    own_head: PackedLinear | None
-    own_embedding: Tensor | None  # [vocab_size, hidden_size]
-    embedding_a: Tensor | None  # [vocab_size, ranks]
-    embedding_b: PackedLinear | None  # [hidden_size, ranks], times the scale of embedded tokens
+    additions: list[tuple[int, int, str, NativeAddition]]  # layer, expert or head or -1, name
+    head: NativeAddition | None = None
+    own_head: PackedLinear | None = None
+    own_embedding: Tensor | None = None  # [vocab_size, hidden_size]
+    embedding_a: Tensor | None = None  # [vocab_size, ranks]
+    embedding_b: PackedLinear | None = None  # [hidden_size, ranks], times embedded tokens' scale
+    trained_embedding: tuple[list[int], Tensor] | None = None  # token ids, [ids, hidden_size]
+    trained_head: tuple[list[int], PackedLinear] | None = None  # likewise; those of this rank
 
 
 def native_adapter(
@@ -56,37 +59,56 @@ def native_adapter(
 
     Args:
         adapter: verified against the model.
-        plan: of the whole model.
+        plan: of this rank.
         dtype: of activations.
         embedding_scale: of embedded tokens.
     """
     form = FORMS[str(dtype).removeprefix("torch.")]
     additions = []
     for index, layer in enumerate(plan.layers):
-        groups = [(-1, layer.matrices), *enumerate(layer.mlp.experts)]
+        groups = [
+            (-1, layer.matrices),
+            *enumerate(layer.mlp.experts),
+            *enumerate(layer.heads),
+        ]
         for expert, matrices in groups:
             for name, matrix in matrices.items():
                 own = FLOAT32 if name in _WIDE else form
                 if (made := _addition(adapter, plan, matrix, own)) is not None:
                     additions.append((index, expert, name, made))
-    embedding = adapter.embedding
-    return NativeAdapter(
-        additions,
-        None
-        if adapter.head is None
-        else _packed(
-            [(slice(plan.config.vocab_size), adapter.head)],
-            plan.config.vocab_size,
-            form,
-            is_gated=False,
-        ),
-        None if adapter.own_head is None else pack(adapter.own_head.to(dtype), form=form),
-        None if adapter.own_embedding is None else adapter.own_embedding.to(dtype).contiguous(),
-        None if embedding is None else _padded(embedding.a.T, 1).to(dtype).contiguous(),
-        None
-        if embedding is None
-        else pack(_padded(embedding.b * embedding_scale, 1).to(dtype), form=form),
+    whole = NativeAdapter(additions)
+    if plan.shard.is_first_stage:
+        _embed(whole, adapter, form, embedding_scale)
+    if plan.shard.is_last_stage:
+        _score(whole, adapter, form, plan.shard.share(plan.config.vocab_size))
+    return whole
+
+
+def _embed(made: NativeAdapter, adapter: Adapter, form: WeightForm, scale: float) -> None:
+    dtype, embedding, trained = (
+        torch_dtype(form.dtype),
+        adapter.embedding,
+        adapter.trained_embedding,
     )
+    if adapter.own_embedding is not None:
+        made.own_embedding = adapter.own_embedding.to(dtype).contiguous()
+    if embedding is not None:
+        made.embedding_a = _padded(embedding.a.T, 1).to(dtype).contiguous()
+        made.embedding_b = pack(_padded(embedding.b * scale, 1).to(dtype), form=form)
+    if trained is not None:
+        made.trained_embedding = list(trained.ids), trained.rows.to(dtype).contiguous()
+
+
+def _score(made: NativeAdapter, adapter: Adapter, form: WeightForm, tokens: slice) -> None:
+    """Of the output matrix, a rank has the rows of some tokens."""
+    dtype, head, num_out = torch_dtype(form.dtype), adapter.head, tokens.stop - tokens.start
+    if head is not None:
+        own = LowRank(head.a, head.b[tokens], None if head.bias is None else head.bias[tokens])
+        made.head = _packed([(slice(num_out), own)], num_out, form, is_gated=False)
+    if adapter.own_head is not None:
+        made.own_head = pack(adapter.own_head[tokens].to(dtype), form=form)
+    if adapter.trained_head is not None and (trained := adapter.trained_head.within(tokens)).ids:
+        made.trained_head = list(trained.ids), pack(trained.rows.to(dtype), form=form)
 
 
 def _addition(
@@ -108,36 +130,69 @@ def _packed(
             starts[each.a.data_ptr()] = sum(map(len, every_a))
             every_a.append(_padded(each.a, 0))
     num_ranks = sum(map(len, every_a))
-    lanes = lanes_of_rows(num_out, is_gated=is_gated)
     num_lanes = packed_size(form, num_out, num_ranks, is_gated=is_gated).num_lanes
-    num_panels = num_lanes // PANEL_OUTPUTS
-    firsts, ends = torch.full((num_panels,), num_ranks), torch.zeros(num_panels, dtype=torch.int64)
-    whole, bias = torch.zeros(num_lanes, num_ranks), torch.zeros(num_lanes)
-    factors = torch.ones(num_lanes)
-    for rows, each in own:
-        first, rank = starts[each.a.data_ptr()], each.b.shape[1]
-        whole[lanes[rows], first : first + rank] = each.b
+    pieces = [
+        (rows.start or 0, rows.stop, starts[each.a.data_ptr()], each.b.shape[1])
+        for rows, each in own
+    ]
+    layout = _layout(num_out, num_lanes, num_ranks, tuple(pieces), is_gated)
+    whole = torch.zeros(num_lanes, num_ranks, dtype=dtype)
+    bias = factors = None
+    for (begin, end, first, rank), (_, each) in zip(pieces, own, strict=True):
+        lanes = layout.lanes[begin:end]
+        whole[:, first : first + rank].index_copy_(0, lanes, each.b.to(dtype))
         if each.bias is not None:
-            bias[lanes[rows]] = each.bias
+            bias = torch.zeros(num_lanes) if bias is None else bias
+            bias[lanes] = each.bias
         if each.factors is not None:
-            factors[lanes[rows]] = each.factors
-        panels = torch.unique(lanes[rows] // PANEL_OUTPUTS)
+            factors = torch.ones(num_lanes) if factors is None else factors
+            factors[lanes] = each.factors
+    if layout.columns is not None:
+        whole = whole.gather(1, layout.columns)
+    return NativeAddition(
+        pack(torch.cat(every_a).to(dtype), form=form),
+        pack(whole, bias, form=form),
+        layout.first_ranks,
+        factors,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the rows of a matrix are, and which ranks its panels read: as in all layers alike."""
+
+    lanes: Tensor  # [num_out] int64
+    first_ranks: Tensor  # [panels] int32, as in a NativeAddition
+    columns: Tensor | None  # [lanes, width] int64, of all ranks; None: panels read all of them
+
+
+@lru_cache(maxsize=64)
+def _layout(
+    num_out: int,
+    num_lanes: int,
+    num_ranks: int,
+    pieces: tuple[tuple[int, int, int, int], ...],
+    is_gated: bool,
+) -> _Layout:
+    """`pieces`: begin and end of rows, the first of their ranks, and how many they have."""
+    lanes, num_panels = lanes_of_rows(num_out, is_gated=is_gated), num_lanes // PANEL_OUTPUTS
+    firsts, ends = torch.full((num_panels,), num_ranks), torch.zeros(num_panels, dtype=torch.int64)
+    for begin, end, first, rank in pieces:
+        panels = torch.unique(lanes[begin:end] // PANEL_OUTPUTS)
         firsts[panels] = firsts[panels].clamp(max=first)
         ends[panels] = ends[panels].clamp(min=first + rank + -rank % _RANK_UNIT)
     width = int((ends - firsts).max())
     # A panel with fewer ranks reads others besides, whose columns are zeros.
     starts_read = torch.where(ends > 0, firsts.clamp(max=num_ranks - width), 0)
-    columns = starts_read.repeat_interleave(PANEL_OUTPUTS)[:, None] + torch.arange(width)
-    has_bias = any(each.bias is not None for _, each in own)
-    return NativeAddition(
-        pack(torch.cat(every_a).to(dtype), form=form),
-        pack(whole.gather(1, columns).to(dtype), bias if has_bias else None, form=form),
-        torch.where(ends > 0, starts_read, -1).to(torch.int32),
-        factors if any(each.factors is not None for _, each in own) else None,
-    )
+    columns = None
+    if width < num_ranks:
+        columns = starts_read.repeat_interleave(PANEL_OUTPUTS)[:, None] + torch.arange(width)
+    return _Layout(lanes, torch.where(ends > 0, starts_read, -1).to(torch.int32), columns)
 
 
 def _padded(matrix: Tensor, dim: int) -> Tensor:
     """Pad the ranks of A or B with zeros."""
     more = -matrix.shape[dim] % _RANK_UNIT
+    if not more:
+        return matrix
     return functional.pad(matrix, (0, more) if dim == 1 else (0, 0, 0, more))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import is_
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,10 @@ from torch import Tensor
 from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.request import Request
 from pdserve.engine.steps.batch import Batch
+
+# Of each request of a step: the digest of its adapter, and the first position that that computes.
+Adapted: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
+NO_ADAPTERS: Final[Adapted] = ((), ())
 
 
 class BlockRows:
@@ -120,7 +125,7 @@ class StepArrays:
         extent: Extent,
         block_rows: BlockRows,
         sampled: list[Request],
-        adapters: tuple[str, ...],
+        adapted: Adapted,
     ) -> Batch:
         """Return a batch of views of the arrays, of the given extent."""
         key = (extent, block_rows.num_growths)
@@ -128,7 +133,7 @@ class StepArrays:
             self._views = self._view(extent, block_rows)
             self._views_of = key
         token_ids, positions, attention, sampled_rows = self._views
-        return Batch(token_ids, positions, attention, sampled_rows, sampled, adapters)
+        return Batch(token_ids, positions, attention, sampled_rows, sampled, *adapted)
 
     def _allocate(self, max_tokens: int, max_rows: int) -> None:
         self.token_ids = np.zeros(max_tokens, dtype=np.int64)

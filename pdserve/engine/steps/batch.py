@@ -108,6 +108,7 @@ class Batch:
     sampled_requests: list[Request]  # [num_sampled], in the plan's order
     # [num_requests], the digest of each one's adapter, "" for none; (): none has one
     adapters: tuple[str, ...] = ()
+    adapted_from: tuple[int, ...] = ()  # likewise: the first position that it computes
     states: WantedStates | None = None  # final states that are needed as well
     taps: Taps | None = None  # of decoders that compute all layers
     spread: Spread | None = None  # None: all layers of a token are in one block

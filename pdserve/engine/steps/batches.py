@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdserve.engine.request import Ahead, Request, Scheduled
-from pdserve.engine.steps.arrays import BlockRows, Extent, StepArrays
+from pdserve.engine.steps.arrays import NO_ADAPTERS, Adapted, BlockRows, Extent, StepArrays
 from pdserve.engine.steps.batch import Batch
 
 
@@ -44,7 +44,7 @@ class StepBatches:
         self._arrays = StepArrays()  # of the last batch
         self._spare = StepArrays()  # for the next batch
         self._foreseen: _Foreseen | None = None  # prediction for the next batch
-        self._adapters: tuple[str, ...] = ()  # as of a Batch; of a foreseen one the same
+        self._adapted = NO_ADAPTERS  # as of a Batch; of a foreseen one the same
         self._came_true: _Foreseen | None = None  # prediction used for the last batch, if any
 
     @property
@@ -80,9 +80,9 @@ class StepBatches:
             self.num_anew += 1
             self._came_true = None
             extent, sampled = self._lay_out_anew(rows)
-            self._adapters = _adapters(rows)
+            self._adapted = _adapted(rows)
         self._arrays, self._spare = self._spare, self._arrays
-        return self._arrays.batch(extent, self._block_rows, sampled, self._adapters)
+        return self._arrays.batch(extent, self._block_rows, sampled, self._adapted)
 
     # ---- as foreseen ---------------------------------------------------------------------------
 
@@ -182,9 +182,11 @@ def _are_long(rows: Sequence[Scheduled]) -> npt.NDArray[np.bool_]:
     return np.array([row.request.prompt.is_long for row in rows], dtype=np.bool_)
 
 
-def _adapters(rows: Sequence[Scheduled]) -> tuple[str, ...]:
+def _adapted(rows: Sequence[Scheduled]) -> Adapted:
     digests = tuple([row.request.prompt.adapter for row in rows])
-    return digests if any(digests) else ()
+    if not any(digests):
+        return NO_ADAPTERS
+    return digests, tuple([row.request.prompt.adapted_from for row in rows])
 
 
 def _told_apart(

@@ -70,6 +70,7 @@ def rows_within(batch: Batch, first: int, end: int) -> Batch:
         sampled_rows=batch.sampled_rows[sampled] - first,
         sampled_requests=batch.sampled_requests[sampled],
         adapters=batch.adapters[begin:stop],
+        adapted_from=batch.adapted_from[begin:stop],
         state_tables=tables,
         states=None if batch.states is None else batch.states.within(first, end),
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coordinator.adapters.known import last_place
 from pdserve.engine.adapters.read import read_adapter
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.model_files.checkpoint import resolve_checkpoint
@@ -20,6 +21,9 @@ peft = pytest.importorskip("peft")
 
 ALL = {"r": 5, "target_modules": "all-linear"}
 QUERIES = {"r": 4, "target_modules": ["q_proj"]}
+PROMPT = make_prompt(60)
+TRAINED = [PROMPT[40], PROMPT[3], 300, PROMPT[11]]
+BEGINS = 31  # an aLoRA
 CASES: list[tuple[str, dict[str, Any]]] = [
     (
         "llama",
@@ -44,8 +48,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mixtral", QUERIES | {"target_parameters": ["mlp.experts.gate_up_proj"]}),
     ("qwen2_moe", ALL),  # shared experts
     ("qwen3_moe", ALL | {"alpha_pattern": {"mlp.gate.weight": 30}}),
+    ("llama", ALL | {"trainable_token_indices": TRAINED}),
+    ("llama", ALL | {"task_type": "CAUSAL_LM", "alora_invocation_tokens": PROMPT[BEGINS:35]}),
+    ("gemma3", QUERIES | {"trainable_token_indices": {"embed_tokens": TRAINED}}),  # tied
+    ("llama", QUERIES | {"trainable_token_indices": {"embed_tokens": [5], "lm_head": TRAINED}}),
     ("granite", {"r": 3, "target_modules": ["q_proj", "embed_tokens", "lm_head"]}),
     ("granite4", ALL),
+    ("deepseek_v3", ALL | {"rank_pattern": {"kv_b_proj": 3}}),
+    ("deepseek_v2", {"r": 3, "target_modules": ["q_a_proj", "q_b_proj", "kv_b_proj", "o_proj"]}),
+    ("deepseek_v2", {"r": 3, "target_modules": ["q_a_proj", "o_proj"], "use_dora": True}),
     ("cohere2", ALL),
     ("phi3", ALL | {"use_dora": True, "use_rslora": True}),
     ("glm", {"r": 3, "target_modules": ["q_proj", "up_proj"], "use_dora": True}),  # biases
@@ -68,7 +79,7 @@ def saved(folder: Path, base: Path, prompt: list[int], **config: Any) -> tuple[T
             elif "lora_" in name:
                 size = 0.3 if "_A" in name else 0.05
                 parameter.copy_(size * torch.randn_like(parameter))
-            elif "modules_to_save" in name:
+            elif "modules_to_save" in name or "trainable_tokens" in name:
                 parameter.add_(0.1 * torch.randn_like(parameter))
         adapted.save_pretrained(folder)
         expected = adapted(ids).logits[0]
@@ -79,7 +90,7 @@ def saved(folder: Path, base: Path, prompt: list[int], **config: Any) -> tuple[T
 @pytest.mark.filterwarnings("ignore")  # of PEFT, about what it saves
 @pytest.mark.parametrize(("family", "config"), matrix(CASES, 4))
 def test_logits_are_those_of_peft(family: str, config: dict[str, Any], tmp_path: Path) -> None:
-    base, prompt = make_checkpoint(tmp_path / "base", family), make_prompt(60)
+    base, prompt = make_checkpoint(tmp_path / "base", family), PROMPT
     expected, plain = saved(tmp_path / "adapter", base, prompt, **config)
     assert (expected - plain).abs().max() > 1
     for kind in DecoderKind:
@@ -87,5 +98,8 @@ def test_logits_are_those_of_peft(family: str, config: dict[str, Any], tmp_path:
         plan = ModelPlan.of(node.model.config)
         adapter = read_adapter(tmp_path / "adapter", plan, checkpoint=resolve_checkpoint(str(base)))
         node.model.take_adapter(adapter)
-        found = node.logits(prompt, adapter=adapter.digest)
+        begins = last_place(adapter.invocation, prompt)
+        assert begins == (BEGINS if "alora_invocation_tokens" in config else 0)
+        assert torch.equal(expected[:begins], plain[:begins])
+        found = node.logits(prompt, adapter=adapter.digest, adapted_from=begins)
         assert (found - expected).abs().max() < 5e-4, kind

@@ -90,11 +90,13 @@ def test_scale_and_bias_are_in_what_is_read(tmp_path: Path, base: Path, plan: Mo
         ({"r": 0}, "r is 0"),
         ({"r": 5}, "has the shape"),
         ({"use_dora": True}, "lacks lora_magnitude_vector"),
-        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
+        ({"alora_invocation_tokens": "then"}, "a list of token ids"),
         ({"init_lora_weights": "pissa_niter_4"}, "changes the model's own weights"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
-        ({"trainable_token_indices": [3]}, "trainable_token_indices"),
+        ({"trainable_token_indices": [3]}, "has nothing as model.embed_tokens.token_adapter"),
+        ({"trainable_token_indices": [3, 3]}, "a token twice"),
+        ({"trainable_token_indices": {"lm_head": [-1]}}, "a list of token ids"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
         ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
         ({"rank_pattern": {"(": 2}}, "no regex"),
@@ -146,6 +148,19 @@ def test_what_is_not_served_is_refused_by_its_name(
     folder = make_adapter(tmp_path / "adapter", base, own=own)
     with pytest.raises(AdapterRefused, match=name.removesuffix(".weight").split(".lora_A")[0]):
         read_adapter(folder, plan)
+
+
+def test_trained_tokens_are_those_of_the_model_and_nothing_else_of_the_vocabulary(
+    tmp_path: Path, base: Path, plan: ModelPlan
+) -> None:
+    rows = {"base_model.model.lm_head.token_adapter.trainable_tokens_delta": torch.ones(1, 64)}
+    far = make_adapter(tmp_path / "far", base, own=rows, trainable_token_indices={"lm_head": [320]})
+    with pytest.raises(AdapterRefused, match="trains token 320, but the model has 320"):
+        read_adapter(far, plan)
+    rows["base_model.model.lm_head.weight"] = torch.ones(320, 64)
+    both = make_adapter(tmp_path / "both", base, own=rows, trainable_token_indices={"lm_head": [3]})
+    with pytest.raises(AdapterRefused, match="both trains tokens of lm_head and adapts it"):
+        read_adapter(both, plan)
 
 
 def test_dora_is_served_where_its_config_says_so_and_nothing_is_zero(

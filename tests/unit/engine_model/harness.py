@@ -129,10 +129,17 @@ class Node:
             self.step(rows)
 
     def logits(
-        self, token_ids: Sequence[int], *, is_long: bool = False, adapter: str = ""
+        self,
+        token_ids: Sequence[int],
+        *,
+        is_long: bool = False,
+        adapter: str = "",
+        adapted_from: int = 0,
     ) -> torch.Tensor:
         """[num_tokens, vocab_size] of a sequence computed in one step."""
-        request = make_request(token_ids, is_long=is_long, adapter=adapter)
+        request = make_request(
+            token_ids, is_long=is_long, adapter=adapter, adapted_from=adapted_from
+        )
         num_blocks = self.kv_cache.layout.blocks_for(len(token_ids))
         request.block_table = [self.free.pop() for _ in range(num_blocks)]
         batch = build_batch(

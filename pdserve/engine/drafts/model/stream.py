@@ -38,7 +38,8 @@ class DraftedStream:
         self._shares = Shares(shares)
         self.shadow = Request(
             request_id=request.request_id,
-            prompt=replace(request.prompt, adapter=""),  # which the model does not know
+            # An adapter is nothing that the draft model knows.
+            prompt=replace(request.prompt, adapter="", adapted_from=0),
             sampling=_drawn_alike(request.sampling),
             lifecycle=request.lifecycle,
         )
