@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from msgspec import structs
-
 from coordinator.adapters.known import Version
 from coordinator.generation import Generation, GenerationRequest, Generator
 from pdserve.protocol.status import ClusterStatus
@@ -31,13 +29,14 @@ class AdaptedGenerator:
         return self.base.max_inflight
 
     def start(self, request: GenerationRequest) -> Generation:
-        """See Generator. Also raises ModelNotFound."""
+        """As start_siblings."""
         return self.start_siblings([request])[0]
 
     def start_siblings(self, requests: Sequence[GenerationRequest]) -> Sequence[Generation]:
-        """See Generator. Also raises ModelNotFound."""
+        """See Generator. Also raises ModelNotFound, or InvalidRequest: no invocation."""
+        adapted = [self._adapted(request) for request in requests]
         self.begin(self.version)
-        return self.base.start_siblings([self._adapted(request) for request in requests])
+        return self.base.start_siblings(adapted)
 
     def is_ready(self) -> bool:
         """See Generator."""
@@ -48,5 +47,4 @@ class AdaptedGenerator:
         return self.base.status()
 
     def _adapted(self, request: GenerationRequest) -> GenerationRequest:
-        prompt = structs.replace(request.prompt, adapter=self.version.digest)
-        return replace(request, prompt=prompt)
+        return replace(request, prompt=self.version.adapt(request.prompt))

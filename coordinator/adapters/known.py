@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import structs
+
+from pdserve.protocol import Prompt
 from pdserve.shared.clock import Clock
+from pdserve.shared.errors import InvalidRequest
 
 KEPT_S: Final = 1200.0  # how long a call under an idempotency key is known by its version
 MAX_CALLS: Final = 1 << 14  # known at a time
@@ -23,6 +27,32 @@ class Version:
     num_bytes: int
     owner: str  # the tenant that has loaded it; empty: nobody in particular
     created: int  # seconds since 1970
+    invocation: tuple[int, ...] = ()  # tokens of a prompt from which on it computes; (): it is all
+
+    def adapt(self, prompt: Prompt) -> Prompt:
+        """Return a prompt that this computes, from the last invocation on.
+
+        Raises InvalidRequest: it has none.
+        """
+        begin = last_place(self.invocation, prompt.token_ids)
+        if begin is None:
+            raise InvalidRequest(
+                f"the adapter {self.name!r} begins at its invocation, the tokens "
+                f"{[*self.invocation]}, which the prompt does not have",
+                "model",
+            )
+        return structs.replace(prompt, adapter=self.digest, adapted_from=begin)
+
+
+def last_place(sought: Sequence[int], token_ids: Sequence[int]) -> int | None:
+    """Return where these tokens begin for the last time; 0 if they are none, None if nowhere."""
+    if not sought:
+        return 0
+    wanted = list(sought)
+    for begin in range(len(token_ids) - len(wanted), -1, -1):
+        if token_ids[begin] == wanted[0] and token_ids[begin : begin + len(wanted)] == wanted:
+            return begin
+    return None
 
 
 class KnownAdapters:

@@ -377,7 +377,15 @@ class Adapters:
         for member, answer in zip(hosts, answers, strict=True):
             if isinstance(answer, PdserveError):
                 self.failures[member.node_id, name] = answer.message
-        return Version(name, path, digests[0], loaded[0].num_bytes, owner, int(time.time()))
+        return Version(
+            name,
+            path,
+            digests[0],
+            loaded[0].num_bytes,
+            owner,
+            int(time.time()),
+            tuple(loaded[0].invocation),
+        )
 
     def _check_name(self, name: str, *, in_place: bool) -> None:
         if self._is_taken(name):

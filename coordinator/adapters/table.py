@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Final
 
 from coordinator.adapters.known import Version
@@ -11,15 +13,16 @@ SCHEMA: Final = (
     """CREATE TABLE IF NOT EXISTS pdserve_adapters (
         model text NOT NULL, name text NOT NULL, path text NOT NULL, digest text NOT NULL,
         bytes bigint NOT NULL, owner text NOT NULL, created_at bigint NOT NULL,
-        PRIMARY KEY (model, name)
+        invocation text NOT NULL, PRIMARY KEY (model, name)
     )""",
 )
 _ALL: Final = """
-SELECT name, path, digest, bytes, owner, created_at FROM pdserve_adapters WHERE model = ?
+SELECT name, path, digest, bytes, owner, created_at, invocation FROM pdserve_adapters
+WHERE model = ?
 ORDER BY created_at, name
 """
 _PUT: Final = """
-INSERT INTO pdserve_adapters VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO pdserve_adapters VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (model, name) DO NOTHING RETURNING name
 """
 _DROP: Final = "DELETE FROM pdserve_adapters WHERE model = ? AND name = ?"
@@ -40,7 +43,7 @@ class AdapterTable:
     async def all(self) -> list[Version]:
         """Return all of them. Raises StoreUnavailable."""
         (rows,) = await self._database.run((_ALL, self._model))
-        return [Version(*row) for row in rows]
+        return [replace(Version(*row[:-1]), invocation=tuple(json.loads(row[-1]))) for row in rows]
 
     async def put(self, version: Version, *, in_place: bool) -> bool:
         """Write what a name stands for; False: it stands for something, and may not be replaced.
@@ -56,6 +59,7 @@ class AdapterTable:
             version.num_bytes,
             version.owner,
             version.created,
+            json.dumps(version.invocation),
         )
         steps = [(_DROP, *key), put] if in_place else [put]
         return bool((await self._database.run(*steps))[-1])

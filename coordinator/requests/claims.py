@@ -26,8 +26,9 @@ class _Asked:
     answers: Sequence[RunningRequest]  # to one prompt, the first one first
     waits_for: set[tuple[Member, str]]  # (node, request id)
     then: Callable[[], None]
-    # The most that a node has emitted, that node's revision, and the adapter, by request id.
-    emitted: dict[str, tuple[TokenEvent, str, str]] = field(default_factory=dict)
+    # The most that a node has emitted, that node's revision, the adapter and from where on it
+    # computes, by request id.
+    emitted: dict[str, tuple[TokenEvent, str, str, int]] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
 
@@ -87,7 +88,8 @@ class Claims:
                 accepted=message.accepted,
                 refused=message.refused,
             )
-            asked.emitted[message.request_id] = event, sender.hello.revision, message.adapter
+            by = sender.hello.revision, message.adapter, message.adapted_from
+            asked.emitted[message.request_id] = event, *by
         self._heard(asked, {(sender, message.request_id)})
 
     def ended(self, running: RunningRequest) -> None:

@@ -294,7 +294,7 @@ class RunningRequest:
         self.dispatch, self.successor = successor.dispatch, None
         return successor.dispatch
 
-    def begin_with(self, event: TokenEvent, revision: str, adapter: str) -> None:
+    def begin_with(self, event: TokenEvent, revision: str, adapter: str, adapted_from: int) -> None:
         """Begin with what a node of `revision` has emitted for a lost coordinator, undispatched.
 
         It goes on with the `adapter` that it began with, which its name may stand for no longer.
@@ -302,7 +302,7 @@ class RunningRequest:
         if self._has_ended:
             return
         self._claimed_revision = revision
-        prompt = structs.replace(self.request.prompt, adapter=adapter)
+        prompt = structs.replace(self.request.prompt, adapter=adapter, adapted_from=adapted_from)
         self.request = replace(self.request, prompt=prompt)
         self.output.extend(event.token_ids)
         self._keep(event)

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -48,6 +49,11 @@ class LoadedFiles(Protocol):
         """Memory that it takes."""
         ...
 
+    @property
+    def invocation(self) -> tuple[int, ...]:
+        """Tokens of a prompt from which on it computes; (): it computes all."""
+        ...
+
 
 class AdapterStore(Protocol):
     """The adapters that a node's model computes with (`pdserve/engine/adapters/store.py`)."""
@@ -70,6 +76,7 @@ class AdapterStore(Protocol):
 @dataclass(slots=True)
 class _Loaded:
     num_bytes: int
+    invocation: tuple[int, ...]
     wanted_by: set[Sender] = field(default_factory=set)
 
 
@@ -94,7 +101,7 @@ class NodeAdapters:
         self._store: AdapterStore | None = None  # None: the model is still loading
         # By digest; first the one whose last leg began the longest ago.
         self._loaded: dict[str, _Loaded] = {}
-        self._kept: dict[str, int] = {}  # bytes of those that lost their places, the first to first
+        self._kept: dict[str, _Loaded] = {}  # those that lost their places, the first to first
         self._leaving: set[str] = set()  # of these: nobody wants it, but legs have it
         self._turn = asyncio.Lock()  # one is read, or leaves, at a time
         self._tasks: set[asyncio.Task[None]] = set()
@@ -169,7 +176,10 @@ class NodeAdapters:
             )
         else:
             answer = AdapterLoaded(
-                order_id=order.order_id, digest=digest, num_bytes=loaded.num_bytes
+                order_id=order.order_id,
+                digest=digest,
+                num_bytes=loaded.num_bytes,
+                invocation=list(loaded.invocation),
             )
         link.send(answer)
 
@@ -197,10 +207,10 @@ class NodeAdapters:
         except PdserveError:
             store.unload(files.digest)
             raise
-        return self._take(files.digest, files.num_bytes)
+        return self._take(files.digest, _Loaded(files.num_bytes, files.invocation))
 
-    def _take(self, digest: str, num_bytes: int) -> str:
-        self._loaded[digest] = _Loaded(num_bytes)
+    def _take(self, digest: str, loaded: _Loaded) -> str:
+        self._loaded[digest] = loaded
         self.on_change()
         return digest
 
@@ -211,7 +221,7 @@ class NodeAdapters:
         """
         if len(self._loaded) >= self._most:
             idle = self._idle()
-            self._kept[idle] = self._loaded.pop(idle).num_bytes
+            self._kept[idle] = self._loaded.pop(idle)
             self._leaving.discard(idle)
 
     async def _make_room(self, num_bytes: int, store: AdapterStore) -> None:
@@ -234,8 +244,7 @@ class NodeAdapters:
 
     @property
     def _num_bytes(self) -> int:
-        loaded = sum(one.num_bytes for one in self._loaded.values())
-        return loaded + sum(self._kept.values())
+        return sum(one.num_bytes for one in chain(self._loaded.values(), self._kept.values()))
 
     def _idle(self) -> str:
         """Return the one that was not used for the longest time. Raises AdaptersFull."""
@@ -259,7 +268,7 @@ class NodeAdapters:
 
     async def _drop(self, digest: str, store: AdapterStore) -> None:
         """Take no more legs for an adapter, and give its memory back."""
-        self._kept[digest] = self._loaded.pop(digest).num_bytes
+        self._kept[digest] = self._loaded.pop(digest)
         self._leaving.discard(digest)
         self.on_change()
         await self._free(digest, store)

@@ -123,6 +123,7 @@ class Orphans:
                 accepted=orphan.request.num_accepted,
                 refused=orphan.request.num_refused,
                 adapter=orphan.request.prompt.adapter,
+                adapted_from=orphan.request.prompt.adapted_from,
             )
         link.send(answer)
         if orphan is not None:

@@ -32,6 +32,7 @@ class AdapterLoaded(Message, frozen=True):
     order_id: str
     digest: str = ""
     num_bytes: int = 0
+    invocation: list[int] = []  # tokens of a prompt from which on it computes; []: it computes all
     code: str = ""  # of the error; empty: it is loaded
     message: str = ""
 

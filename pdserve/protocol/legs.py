@@ -153,6 +153,7 @@ class Claimed(Message, frozen=True):
     accepted: int = 0  # of these tokens: drafts
     refused: int = 0  # drafts that were wrong
     adapter: str = ""  # that has computed them, which its name may stand for no longer
+    adapted_from: int = 0  # as in `Prompt`
 
 
 class CancelLeg(Message, frozen=True):

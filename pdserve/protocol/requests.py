@@ -4,8 +4,8 @@ A `Prompt` is all that decides a request's KV, as one value. The hashes are a ch
 as in vLLM's prefix caching: a block's hash covers its own tokens and, through its parent's hash,
 every token before them, so equal hashes mean equal KV. The chain begins at the prompt's root, so
 prompts of different roots share nothing. What else comes to decide KV becomes a field of `Prompt`:
-part of its root if it is about all positions, as an adapter is, or hashed at the positions that it
-is about, as an image is.
+part of its root if it is about all positions, as most adapters are, or hashed at the positions that
+it is about, as an aLoRA is, which computes a prompt from its invocation on.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Prompt(Inline, frozen=True):
     # that from its first token on (`engine/models/rope_config.py`). False: all requests have one.
     is_long: bool = False
     adapter: str = ""  # digest of the adapter that computes it (`engine/adapters`); "": none does
+    adapted_from: int = 0  # the first position that it computes, in the prompt; 0 without one
 
     @property
     def root(self) -> bytes:
@@ -43,7 +44,8 @@ class Prompt(Inline, frozen=True):
         the first block here would pass for one after that block, whose KV is for other positions.
         """
         salt, person = self.cache_salt.encode(), b"salt, long" if self.is_long else b"salt"
-        key = self.adapter.encode()  # a key cannot be part of a salt
+        # A key cannot be part of a salt. Positions before an adapter are the model's own.
+        key = b"" if self.adapted_from else self.adapter.encode()
         return hashlib.blake2b(salt, digest_size=HASH_BYTES, person=person, key=key).digest()
 
     @property
@@ -70,7 +72,10 @@ class Prompt(Inline, frozen=True):
     def beginning(self, num_tokens: int) -> bytes:
         """Return bytes that are equal for prompts whose first tokens have the same KV."""
         kind = b"long " if self.is_long else b""
-        if self.adapter:  # others keep their bytes, by which coordinators of both kinds agree
+        if self.adapted_from:
+            if self.adapted_from < num_tokens:
+                kind += b"\xff" + self._turn + b" "
+        elif self.adapter:  # others keep their bytes, by which coordinators of both kinds agree
             kind += b"\xff" + self.adapter.encode() + b" "  # no text has this byte, so no salt
         return array("q", self.token_ids[:num_tokens]).tobytes() + kind + self.cache_salt.encode()
 
@@ -80,7 +85,7 @@ class Prompt(Inline, frozen=True):
 
     def iter_hashes(self, block_size: int) -> Iterator[bytes]:
         """Yield the hashes of its full blocks, each computed when it is asked for."""
-        return _chain(self.root, self.token_ids, block_size)
+        return self._chain([], self.token_ids, block_size)
 
     def extend_hashes(
         self,
@@ -97,7 +102,27 @@ class Prompt(Inline, frozen=True):
         num_blocks = num_tokens // block_size
         if num_blocks > len(hashes):
             tokens = token_slice(len(hashes) * block_size, num_blocks * block_size)
-            hashes.extend(_chain(hashes[-1] if hashes else self.root, tokens, block_size))
+            hashes.extend(self._chain(hashes, tokens, block_size))
+
+    def _chain(
+        self, hashes: list[bytes], token_ids: Sequence[int], block_size: int
+    ) -> Iterator[bytes]:
+        """The hashes of the full blocks of `token_ids`, which follow those of `hashes`."""
+        parent = hashes[-1] if hashes else self.root
+        num_before = self.adapted_from // block_size - len(hashes)  # an adapter begins in the next
+        if not self.adapted_from or num_before < 0:
+            yield from _chain(parent, token_ids, block_size)
+            return
+        for own in _chain(parent, token_ids[: num_before * block_size], block_size):
+            parent = own
+            yield own
+        rest = token_ids[num_before * block_size :]
+        yield from _chain(_turned(parent, self._turn), rest, block_size)
+
+    @property
+    def _turn(self) -> bytes:
+        """Which adapter computes it from where on."""
+        return f"{self.adapter} from {self.adapted_from}".encode()
 
 
 def is_long(num_tokens: int, short_len: int) -> bool:
@@ -108,6 +133,11 @@ def is_long(num_tokens: int, short_len: int) -> bool:
         short_len: of the model (`NodeHello`).
     """
     return 0 < short_len < num_tokens
+
+
+def _turned(parent: bytes, turn: bytes) -> bytes:
+    """What stands in for the parent of the block in which an adapter begins."""
+    return hashlib.blake2b(parent, digest_size=HASH_BYTES, person=b"turn", key=turn).digest()
 
 
 def _chain(parent: bytes, token_ids: Sequence[int], block_size: int) -> Iterator[bytes]:

@@ -196,7 +196,7 @@ class Slo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ..., ttft_s: _Optional[float] = ..., tpot_s: _Optional[float] = ..., hold_s: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class PrefillLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "handoff", "prefix_sources", "slo", "siblings", "traceparent", "is_long", "adapter")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "handoff", "prefix_sources", "slo", "siblings", "traceparent", "is_long", "adapter", "adapted_from")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +208,7 @@ class PrefillLeg(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     IS_LONG_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTED_FROM_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -219,7 +220,8 @@ class PrefillLeg(_message.Message):
     traceparent: str
     is_long: bool
     adapter: str
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., handoff: bool = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., siblings: _Optional[_Iterable[_Union[Sibling, _Mapping]]] = ..., traceparent: _Optional[str] = ..., is_long: bool = ..., adapter: _Optional[str] = ...) -> None: ...
+    adapted_from: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., handoff: bool = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., siblings: _Optional[_Iterable[_Union[Sibling, _Mapping]]] = ..., traceparent: _Optional[str] = ..., is_long: bool = ..., adapter: _Optional[str] = ..., adapted_from: _Optional[int] = ...) -> None: ...
 
 class Sibling(_message.Message):
     __slots__ = ("request_id", "seed")
@@ -230,7 +232,7 @@ class Sibling(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class DecodeLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of", "output_token_ids", "is_claimable", "traceparent", "flows", "output_logprobs", "takes_over", "is_long", "prediction", "accepted", "refused", "adapter")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of", "output_token_ids", "is_claimable", "traceparent", "flows", "output_logprobs", "takes_over", "is_long", "prediction", "accepted", "refused", "adapter", "adapted_from")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +252,7 @@ class DecodeLeg(_message.Message):
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTED_FROM_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -269,23 +272,26 @@ class DecodeLeg(_message.Message):
     accepted: int
     refused: int
     adapter: str
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., sibling_of: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., is_claimable: bool = ..., traceparent: _Optional[str] = ..., flows: bool = ..., output_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., takes_over: _Optional[str] = ..., is_long: bool = ..., prediction: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., refused: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
+    adapted_from: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., sibling_of: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., is_claimable: bool = ..., traceparent: _Optional[str] = ..., flows: bool = ..., output_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., takes_over: _Optional[str] = ..., is_long: bool = ..., prediction: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., refused: _Optional[int] = ..., adapter: _Optional[str] = ..., adapted_from: _Optional[int] = ...) -> None: ...
 
 class Prefetch(_message.Message):
-    __slots__ = ("request_id", "token_ids", "cache_salt", "prefix_sources", "is_long", "adapter")
+    __slots__ = ("request_id", "token_ids", "cache_salt", "prefix_sources", "is_long", "adapter", "adapted_from")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PREFIX_SOURCES_FIELD_NUMBER: _ClassVar[int]
     IS_LONG_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTED_FROM_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     cache_salt: str
     prefix_sources: _containers.RepeatedCompositeFieldContainer[PrefixSource]
     is_long: bool
     adapter: str
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., is_long: bool = ..., adapter: _Optional[str] = ...) -> None: ...
+    adapted_from: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., is_long: bool = ..., adapter: _Optional[str] = ..., adapted_from: _Optional[int] = ...) -> None: ...
 
 class Prefetched(_message.Message):
     __slots__ = ("request_id", "num_tokens")
@@ -302,7 +308,7 @@ class Claim(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class Claimed(_message.Message):
-    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs", "accepted", "refused", "adapter")
+    __slots__ = ("request_id", "token_ids", "finish_reason", "stop_token_id", "logprobs", "accepted", "refused", "adapter", "adapted_from")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -311,6 +317,7 @@ class Claimed(_message.Message):
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTED_FROM_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: int
@@ -319,7 +326,8 @@ class Claimed(_message.Message):
     accepted: int
     refused: int
     adapter: str
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., accepted: _Optional[int] = ..., refused: _Optional[int] = ..., adapter: _Optional[str] = ...) -> None: ...
+    adapted_from: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[int] = ..., stop_token_id: _Optional[int] = ..., logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., accepted: _Optional[int] = ..., refused: _Optional[int] = ..., adapter: _Optional[str] = ..., adapted_from: _Optional[int] = ...) -> None: ...
 
 class LoadAdapter(_message.Message):
     __slots__ = ("order_id", "path", "digest")
@@ -332,18 +340,20 @@ class LoadAdapter(_message.Message):
     def __init__(self, order_id: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class AdapterLoaded(_message.Message):
-    __slots__ = ("order_id", "digest", "num_bytes", "code", "message")
+    __slots__ = ("order_id", "digest", "num_bytes", "code", "message", "invocation")
     ORDER_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    INVOCATION_FIELD_NUMBER: _ClassVar[int]
     order_id: str
     digest: str
     num_bytes: int
     code: str
     message: str
-    def __init__(self, order_id: _Optional[str] = ..., digest: _Optional[str] = ..., num_bytes: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    invocation: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, order_id: _Optional[str] = ..., digest: _Optional[str] = ..., num_bytes: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., invocation: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class UnloadAdapter(_message.Message):
     __slots__ = ("digest",)

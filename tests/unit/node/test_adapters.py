@@ -20,6 +20,7 @@ from tests.waits import until
 class Files:
     digest: str
     num_bytes: int = 10
+    invocation: tuple[int, ...] = ()
 
 
 @dataclass
