@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pdserve import _native
 from pdserve.engine.adapters.adapter import Adapter
+from pdserve.engine.adapters.store import AdapterTaker
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import embedding_factor
 from pdserve.engine.models.config import ModelConfig
@@ -27,7 +28,7 @@ from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
 from pdserve.kv import KvDtype
 from pdserve.protocol import Sickness
-from pdserve.shared.errors import AdapterRefused, NodeSick
+from pdserve.shared.errors import NodeSick
 
 _LOOK_STEPS: Final = 256  # between two looks at how many rows of logits there have to be
 
@@ -106,6 +107,7 @@ class NativeDecoder:
             gates_attention=config.gates_attention,
         )
         self._adapters: dict[str, NativeAdapter] = {}  # by digest
+        self.others: AdapterTaker | None = None  # ranks, as this one knows them that is the first
         self._decoders = [self._decoder]  # that have them, with those beside this one
         self._logits = torch.empty(0, config.vocab_size)  # rows as `_logits_of` says
         self._most_rows = self._num_steps = 0  # since the size of these was looked at
@@ -126,15 +128,13 @@ class NativeDecoder:
 
     def take_adapter(self, adapter: Adapter) -> None:
         """See Decoder.take_adapter."""
-        if self._steps is not None:
-            raise AdapterRefused(
-                "adapters are not computed by several ranks: serve them with tensor_parallel 1 and "
-                "pipeline_parallel 1"
-            )
-        if isinstance(self._weights.embedding, torch.Tensor):  # else it is coded
-            adapter.check_base(self._weights.embedding)
+        if isinstance(self._weights.embedding, torch.Tensor):  # else it is coded, or elsewhere
+            tokens = self._shard.share(self.config.vocab_size)
+            adapter.check_base(self._weights.embedding, tokens.start)
         scale = embedding_factor(self.config.arithmetic, self.dtype)
-        packed = native_adapter(adapter, ModelPlan.of(self.config), self.dtype, scale)
+        packed = native_adapter(adapter, ModelPlan.of(self.config, self._shard), self.dtype, scale)
+        if self.others is not None:
+            self.others.take_adapter(adapter)
         self._adapters[adapter.digest] = packed
         for decoder in self._decoders:
             decoder.take_adapter(adapter.digest, packed)
@@ -142,6 +142,8 @@ class NativeDecoder:
     def drop_adapter(self, digest: str) -> None:
         """See Decoder.drop_adapter. A step that has it keeps it."""
         del self._adapters[digest]
+        if self.others is not None:
+            self.others.drop_adapter(digest)
         for decoder in self._decoders:
             decoder.drop_adapter(digest)
 
@@ -212,6 +214,7 @@ class NativeDecoder:
             taps=None if taps is None else taps.layers - self._first_pool_layer,
             taps_out=None if taps is None else taps.out,
             adapters=list(batch.adapters),
+            adapted_from=list(batch.adapted_from),
             companions=None if spread is None else spread.companions,
             places=None if spread is None else spread.places,
             state_tables=None if state_tables is None else state_tables.blocks,

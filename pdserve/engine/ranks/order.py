@@ -18,6 +18,7 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
     parent: int  # process id of rank 0
     memory_fd: int
     pool_fd: int
+    adapters_fd: int  # the socket through which rank 0 hands it adapters
     num_blocks: int
     layout: KvLayout  # of the pool: all heads, and the layers from this one on
     first_pool_layer: int

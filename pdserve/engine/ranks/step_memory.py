@@ -23,8 +23,10 @@ from pdserve.engine.steps.batch import Batch, Taps, WantedStates
 _ALIGNMENT = 64
 _HEAD = 8  # int64: num_tokens, num_requests, num_blocks, num_sampled, num_states, and these
 _NUM_BYTES = 5  # of all of it
-_REPORTS_LAYERS = 6
+_FLAGS = 6
 _NUM_TAPS = 7  # hosts of earlier builds know steps without any
+_REPORTS_LAYERS, _IS_ADAPTED = 1, 2  # flags; the latter not for other hosts
+_DIGEST_BYTES = 16
 _NOTHING = torch.empty(0, dtype=torch.int64)
 
 _Shapes = Iterator[tuple[torch.dtype, tuple[int, ...]]]
@@ -100,7 +102,7 @@ class StepMemory:
     @property
     def reports_layers(self) -> bool:
         """Whether somebody waits for single layers of the step that is running."""
-        return bool(self._head[_REPORTS_LAYERS])
+        return bool(int(self._head[_FLAGS]) & _REPORTS_LAYERS)
 
     def write(self, batch: Batch, *, reports_layers: bool = False) -> None:
         """Write the next step. Rank 0 only, while none is running.
@@ -124,19 +126,23 @@ class StepMemory:
             states,
             batch.positions,
             taps,
+            torch.tensor(batch.adapted_from, dtype=torch.int64),
+            _digits(batch.adapters),
         )
+        is_adapted = _IS_ADAPTED * bool(batch.adapters)
+        self._head[_FLAGS] = _REPORTS_LAYERS * reports_layers + is_adapted
         places, end = self._arrays()
         for place, array in zip(places, arrays, strict=True):
             place.copy_(array)
         self._head[_NUM_BYTES] = end
-        self._head[_REPORTS_LAYERS] = int(reports_layers)
 
     def read(self, hidden_size: int, vocab_size: int) -> Batch:
         """The step that is running, without what only rank 0 or other decoders need."""
         arrays, end = self._arrays()
         if end != self._head[_NUM_BYTES]:
             raise ValueError(f"a step of {self._head[_NUM_BYTES]} bytes, which needs {end}")
-        token_ids, query_start, context_lens, tables, sampled, states, positions, taps = arrays
+        *others, adapted_from, digits = arrays
+        token_ids, query_start, context_lens, tables, sampled, states, positions, taps = others
         wanted = WantedStates(states, self.states(hidden_size, vocab_size))
         tapped = Taps(taps, self.taps(hidden_size, vocab_size))
         return Batch(
@@ -145,6 +151,8 @@ class StepMemory:
             attention=AttentionBatch(query_start, context_lens, tables, _NOTHING),
             sampled_rows=sampled,
             sampled_requests=[],
+            adapters=_digests(digits),
+            adapted_from=tuple(adapted_from.tolist()),
             states=wanted if len(states) else None,
             taps=tapped if len(taps) else None,
         )
@@ -173,6 +181,19 @@ class StepMemory:
         yield torch.int64, (num_states,)
         yield torch.int64, (num_tokens,)
         yield torch.int64, (int(self._head[_NUM_TAPS]),)
+        num_adapted = num_requests if int(self._head[_FLAGS]) & _IS_ADAPTED else 0
+        yield torch.int64, (num_adapted,)
+        yield torch.uint8, (num_adapted, _DIGEST_BYTES)
+
+
+def _digits(digests: tuple[str, ...]) -> Tensor:
+    """[num_requests, 16] uint8, zeros for none."""
+    rows = [list(bytes.fromhex(digest or "00" * _DIGEST_BYTES)) for digest in digests]
+    return torch.tensor(rows, dtype=torch.uint8).view(-1, _DIGEST_BYTES)
+
+
+def _digests(digits: Tensor) -> tuple[str, ...]:
+    return tuple("" if not any(row) else bytes(row).hex() for row in digits.tolist())
 
 
 assert RESULT_BYTES % _ALIGNMENT == 0

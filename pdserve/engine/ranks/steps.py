@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.ranks.adapters import follow
 from pdserve.engine.ranks.order import RankOrder
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.codings import native_plan
@@ -40,6 +43,8 @@ def compute_steps(order: RankOrder, memory: NDArray[np.uint8], pool: NDArray[np.
         decoder.round_kv(order.layout.rounded_to)
     cpu = torch.device("cpu")
     kv_pool = KvCache(order.layout, order.num_blocks, cpu, pool).pool
+    adapters = socket.socket(fileno=order.adapters_fd)
+    threading.Thread(target=follow, args=(adapters, decoder), name="adapters", daemon=True).start()
     steps.group.say_ready()
     hidden_size, vocab_size = decoder.config.hidden_size, decoder.config.vocab_size
     number = 0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from kv_transfer.memory import ExportedPool
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.ranks.adapters import OtherHosts, OtherRanks
 from pdserve.engine.ranks.order import RankOrder
 from pdserve.engine.ranks.processes import PythonRank, RankProcess, RankProcesses, wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
@@ -27,9 +28,12 @@ _RANK, _CARRIER = "pdserve.engine.ranks.process", "pdserve.node.rank_hosts.carri
 class Ranks:
     """The other ranks of this host."""
 
-    def __init__(self, processes: RankProcesses, pool: ExportedPool) -> None:
+    def __init__(
+        self, processes: RankProcesses, pool: ExportedPool, adapters: OtherRanks | OtherHosts
+    ) -> None:
         self.processes = processes
         self._pool = pool
+        self._adapters = adapters
 
     @property
     def lost(self) -> str:
@@ -69,6 +73,7 @@ class Ranks:
         )
         if model.layout.rounded_to is not None:
             decoder.round_kv(model.layout.rounded_to)
+        decoder.others = self._adapters
         steps.group.say_ready()
         wait_ready(steps.group, lambda: on_progress(1.0), self.processes)
         return decoder
@@ -76,6 +81,8 @@ class Ranks:
     def close(self) -> None:
         """End them."""
         self.processes.close()
+        if isinstance(self._adapters, OtherRanks):
+            self._adapters.close()
 
 
 def start_ranks(
@@ -96,23 +103,25 @@ def start_ranks(
         cache: of packed weights.
         security: of the connection to the next host.
     """
-    share = model.share
+    share, adapters = model.share, OtherRanks()
 
     def start(rank: int, memory_fd: int) -> RankProcess:
-        fds = (memory_fd, pool.fd)
+        fds: tuple[int, ...] = (memory_fd, pool.fd)
         if share.later_hosts and rank == sum(share.stages) - 1:
             return PythonRank(_CARRIER, _carrier_order(model, rank, fds, security), fds)
-        return PythonRank(_RANK, _rank_order(model, rank, fds, cores, cache), fds)
+        with adapters.connect() as end:
+            fds = (*fds, end.fileno())
+            return PythonRank(_RANK, _rank_order(model, rank, fds, cores, cache), fds)
 
     processes = RankProcesses(share.stages, start)
     log.info("ranks 1 and up are processes %s", ", ".join(map(str, processes.pids)))
-    return Ranks(processes, pool)
+    return Ranks(processes, pool, adapters if share.has_all else OtherHosts())
 
 
 def _rank_order(
     model: NodeModel,
     rank: int,
-    fds: tuple[int, int],
+    fds: tuple[int, ...],
     cores: CorePlan,
     cache: PackedCache | None,
 ) -> RankOrder:
@@ -124,6 +133,7 @@ def _rank_order(
         parent=os.getpid(),
         memory_fd=fds[0],
         pool_fd=fds[1],
+        adapters_fd=fds[2],
         num_blocks=model.num_blocks,
         layout=model.layout,
         first_pool_layer=model.first_layer,
@@ -141,7 +151,7 @@ def _rank_order(
 
 
 def _carrier_order(
-    model: NodeModel, rank: int, fds: tuple[int, int], security: Security
+    model: NodeModel, rank: int, fds: tuple[int, ...], security: Security
 ) -> CarrierOrder:
     later = model.share.next()
     first_layer = later.first_layer(model.config)

@@ -19,6 +19,7 @@ from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.plan.forms import FORMS, ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.ranks.adapters import OtherRanks
 from pdserve.engine.ranks.hosts import HostShare
 from pdserve.engine.ranks.order import RankOrder
 from pdserve.engine.ranks.process import run_rank
@@ -51,7 +52,9 @@ def ranked_node(
     layout = config.kv_layout(BLOCK_SIZE, dtype)
     pool = ExportedPool(NUM_BLOCKS, layout.block_bytes, is_sealed=False)
 
-    def order(rank: int, memory_fd: int) -> RankOrder:
+    adapters = OtherRanks()
+
+    def order(rank: int, memory_fd: int, adapters_fd: int) -> RankOrder:
         return RankOrder(
             rank=rank,
             stages=share.stages,
@@ -59,6 +62,7 @@ def ranked_node(
             parent=os.getpid(),
             memory_fd=memory_fd,
             pool_fd=pool.fd,
+            adapters_fd=adapters_fd,
             num_blocks=NUM_BLOCKS,
             layout=layout,
             first_pool_layer=0,
@@ -75,7 +79,9 @@ def ranked_node(
         )
 
     def start(rank: int, memory_fd: int) -> ForkedRank:
-        return ForkedRank(partial(run_rank, order(rank, memory_fd)), [memory_fd, pool.fd])
+        with adapters.connect() as end:
+            fds = [memory_fd, pool.fd, end.fileno()]
+            return ForkedRank(partial(run_rank, order(rank, memory_fd, fds[2])), fds)
 
     ranks = RankProcesses(share.stages, start)
     num_threads = _native.num_threads()
@@ -88,6 +94,7 @@ def ranked_node(
         model = load_rank(
             checkpoint, plan, ActivationDtype(dtype), steps, lambda _: None, cache=cache
         )
+        model.others = adapters
         steps.group.say_ready()
         wait_ready(steps.group, lambda: None, ranks)
         pool.flat.view(np.float32)[:] = np.nan  # what a block held before must never matter
@@ -95,5 +102,6 @@ def ranked_node(
         yield Node(model, kv_cache, ModelRunner(model, kv_cache), list(range(NUM_BLOCKS))), ranks
     finally:
         ranks.close()
+        adapters.close()
         pool.close()
         _native.set_num_threads(num_threads)
