@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Literal
 
+from coordinator.adapters.known import last_place
 from pdserve.shared.errors import AdapterRefused, PdserveError
 from tests.lives.coordinator import CoordinatorProcess
 from tests.lives.machine import Machine
 from tests.lives.trace import Trace
 
 FILES = {f"/{letter}": letter * 32 for letter in "abc"}  # path |-> digest
+INVOCATIONS = {"c" * 32: (7,)}  # of an aLoRA, by digest
 DAMAGED = "/damaged"
 NAMES = ["one", "two"]
 NUM_BYTES = 1000
@@ -24,6 +27,11 @@ class LifeFiles:
 
     digest: str
     num_bytes: int = NUM_BYTES
+
+    @property
+    def invocation(self) -> tuple[int, ...]:
+        """Tokens from which on it computes."""
+        return INVOCATIONS.get(self.digest, ())
 
 
 class LifeStore:
@@ -69,19 +77,29 @@ class AdapterOrder:
             trace.note("operator", self.kind, self.name, "is done")
 
 
-def random_orders(random: Random, first_s: float) -> list[AdapterOrder]:
-    """Both names are loaded before calls come; then anything may happen."""
-    paths = [*FILES, *FILES, DAMAGED]
-    begun = [
-        AdapterOrder(first_s - 0.5, "load", name, path)
-        for name, path in zip(NAMES, FILES, strict=False)
-    ]
+def begins_at(digest: str, prompt: Sequence[int]) -> int:
+    """The first position that an adapter computes of a prompt."""
+    begin = last_place(INVOCATIONS.get(digest, ()), prompt)
+    assert begin is not None, "else the call was refused"
+    return begin
+
+
+def random_orders(
+    random: Random, first_s: float, paths: Mapping[str, str], *, is_declared: bool
+) -> list[AdapterOrder]:
+    """All names are loaded before calls come, or by the settings; then anything may happen."""
+    begun = (
+        []
+        if is_declared
+        else [AdapterOrder(first_s - 0.5, "load", name, path) for name, path in paths.items()]
+    )
+    others = [*FILES, *FILES, DAMAGED]
     return begun + [
         AdapterOrder(
             first_s + random.uniform(0.0, 4.0),
             random.choice(["load", "replace", "unload"]),
             random.choice(NAMES),
-            random.choice(paths),
+            random.choice(others),
         )
         for _ in range(random.randrange(9))
     ]

@@ -12,6 +12,7 @@ from pdserve.shared.errors import (
     RequestCancelled,
     RequestQuarantined,
 )
+from tests.lives.adapters import begins_at
 from tests.lives.clients import Told
 from tests.lives.faults import DEADLY, SILENT, Kind
 from tests.lives.kv import POISON, expected
@@ -85,6 +86,8 @@ def answers(world: World) -> list[str]:
     ]
     for call in world.plan.calls:
         if call.refused is None:
+            if call.name and not all(told.adapter for told in call.answers):
+                wrong.append(f"a call of {call.name} is answered by the model itself")
             for told in call.answers:
                 reason = _wrong_with(told, world)
                 if reason:
@@ -93,7 +96,8 @@ def answers(world: World) -> list[str]:
 
 
 def _wrong_with(told: Told, world: World) -> str:
-    right, tokens = expected(told.request, told.adapter), told.tokens
+    begin = begins_at(told.adapter, told.request.prompt.token_ids)
+    right, tokens = expected(told.request, told.adapter, begin), told.tokens
     at = 0
     for event in told.events:
         if event.index != at:

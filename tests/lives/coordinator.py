@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from coordinator.adapters.life import Adapters, Serving
@@ -41,12 +41,19 @@ class CoordinatorProcess(Process):
         mode: Mode,
         timeouts: CoordinatorTimeouts,
         max_inflight: int,
+        declared: Mapping[str, str],
     ) -> None:
         super().__init__(loop, HOST)
         self._network = network
-        self.context.run(self._make, mode, timeouts, max_inflight)
+        self.context.run(self._make, mode, timeouts, max_inflight, declared)
 
-    def _make(self, mode: Mode, timeouts: CoordinatorTimeouts, max_inflight: int) -> None:
+    def _make(
+        self,
+        mode: Mode,
+        timeouts: CoordinatorTimeouts,
+        max_inflight: int,
+        declared: Mapping[str, str],
+    ) -> None:
         self.registry = Registry()
         self.metrics = CoordinatorMetrics()
         self.admission = Admission(WaitingLine[RunningRequest](64), max_inflight=max_inflight)
@@ -61,7 +68,7 @@ class CoordinatorProcess(Process):
             self.adapter_orders,
             SystemClock(),
             lambda name: False,
-            declared={},
+            declared=declared,
         )
         self.flow = Flow(
             self.registry,

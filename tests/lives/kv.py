@@ -72,6 +72,7 @@ class KvNumbers:
         begin: int,
         end: int,
         adapter: str = "",
+        adapted_from: int = 0,
     ) -> NDArray[np.uint64]:
         """Return the KV of these tokens with an adapter, given the one in the pool before them."""
         adapted = _number_of(adapter)
@@ -80,8 +81,8 @@ class KvNumbers:
             last = begin - 1
             chain = int(self._numbers[table[last // BLOCK], 0, 0, last % BLOCK])
         chains = []
-        for token in tokens[begin:end]:
-            chain = _mixed(chain, token ^ adapted)
+        for position, token in enumerate(tokens[begin:end], begin):
+            chain = _mixed(chain, token ^ adapted if position >= adapted_from else token)
             chains.append(chain)
         return np.array(chains, np.uint64)
 
@@ -124,7 +125,7 @@ class Answer:
     logprobs: list[float]
 
 
-def expected(request: GenerationRequest, adapter: str = "") -> Answer:
+def expected(request: GenerationRequest, adapter: str = "", adapted_from: int = 0) -> Answer:
     """Return the answer to a request that nothing has disturbed, with an adapter."""
     sampling, adapted = request.sampling, _number_of(adapter)
     chain, kv = _START, 0
@@ -149,6 +150,6 @@ def expected(request: GenerationRequest, adapter: str = "") -> Answer:
                 return Answer(output, FinishReason.STOP, logprobs)
             if len(output) == sampling.max_tokens:
                 break
-        chain = _mixed(chain, token ^ adapted)
+        chain = _mixed(chain, token ^ adapted if position >= adapted_from else token)
         kv = (kv + _WEIGHTS[position] * (_FACTOR_SUM * chain + _OFFSET_SUM)) & _MASK
     return Answer(output, FinishReason.LENGTH, logprobs)

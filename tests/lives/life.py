@@ -60,7 +60,9 @@ class World:
         self.trace = trace
         self.network = network
         self.pulls = pulls
-        self.coordinator = CoordinatorProcess(loop, network, plan.mode, TIMEOUTS, plan.max_inflight)
+        self.coordinator = CoordinatorProcess(
+            loop, network, plan.mode, TIMEOUTS, plan.max_inflight, plan.declared
+        )
         self.nodes: list[NodeProcess] = []
         self.graveyard: list[NodeProcess] = []
         self.buried: list[asyncio.Task[Any]] = []  # kept: what is collected runs its `finally`s

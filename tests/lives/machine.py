@@ -183,11 +183,13 @@ class LifeRunner:
         if machine.num_bad_steps:
             machine.num_bad_steps -= 1
             raise RuntimeError("a bad step")
-        adapters = [row.request.prompt.adapter for row in rows]
-        machine.num_lacking += len({*adapters} - {"", *machine.adapters})
+        prompts = [row.request.prompt for row in rows]
+        machine.num_lacking += len({each.adapter for each in prompts} - {"", *machine.adapters})
         kv = [
-            numbers.compute(row.table, row.tokens, row.begin, row.end, adapter)
-            for row, adapter in zip(rows, adapters, strict=True)
+            numbers.compute(
+                row.table, row.tokens, row.begin, row.end, own.adapter, own.adapted_from
+            )
+            for row, own in zip(rows, prompts, strict=True)
         ]
         for layer in range(NUM_LAYERS):
             for row, chains in zip(rows, kv, strict=True):

@@ -11,7 +11,14 @@ from pdserve.protocol import NodeRole
 from pdserve.settings.config import EngineConfig, HandoffConfig, Mode, NodeConfig, PolicyConfig
 from pdserve.settings.prefixes import PrefixConfig
 from pdserve.settings.timeouts import Timeouts
-from tests.lives.adapters import NAMES, NUM_BYTES, AdapterOrder, random_orders
+from tests.lives.adapters import (
+    FILES,
+    INVOCATIONS,
+    NAMES,
+    NUM_BYTES,
+    AdapterOrder,
+    random_orders,
+)
 from tests.lives.clients import Call, random_call
 from tests.lives.coordinator import ADDRESS
 from tests.lives.faults import Fault, random_faults
@@ -31,6 +38,9 @@ TIMEOUTS = Timeouts(
 )
 FIRST_S = 1.0  # when the first request may come
 ADAPTED = 0.4  # of all lives
+DECLARED = 0.4  # of these: the settings name their adapters
+EARLY = 0.3  # of calls there that name one: they come while nodes start
+INVOKED = 0.5  # of prompts there: they have an aLoRA's invocation
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,7 @@ class Plan:
     has_checksums: bool
     pulls_slowness: float
     orders: list[AdapterOrder] = field(default_factory=list)
+    declared: dict[str, str] = field(default_factory=dict)  # adapters of the settings
 
 
 def make_plan(seed: int, *, modes: tuple[Mode, ...], num_faults: int | None = None) -> Plan:
@@ -110,8 +121,15 @@ def make_plan(seed: int, *, modes: tuple[Mode, ...], num_faults: int | None = No
         random_call(random, number, FIRST_S + random.expovariate(1.5), shared)
         for number in range(random.randrange(4, 14))
     ]
+    paths = dict(zip(NAMES, of_adapters.sample(list(FILES), len(NAMES)), strict=True))
+    is_declared = has_adapters and of_adapters.random() < DECLARED
     for call in calls if has_adapters else ():
         call.name = of_adapters.choice(["", *NAMES, *NAMES])
+        if is_declared and call.name and of_adapters.random() < EARLY:
+            call.at_s = of_adapters.uniform(0.0, FIRST_S)
+        if of_adapters.random() < INVOKED:
+            token_ids = call.answers[0].request.prompt.token_ids  # of all of them
+            token_ids.insert(of_adapters.randrange(len(token_ids) + 1), INVOCATIONS["c" * 32][0])
     if random.random() < 0.08:
         for told in random.choice(calls).answers:
             told.request.prompt.token_ids.append(POISON)
@@ -126,7 +144,10 @@ def make_plan(seed: int, *, modes: tuple[Mode, ...], num_faults: int | None = No
         is_two_sided=random.random() < 0.5,
         has_checksums=has_checksums,
         pulls_slowness=random.choice([1.0, 1.0, 20.0]),
-        orders=random_orders(of_adapters, FIRST_S) if has_adapters else [],
+        orders=random_orders(of_adapters, FIRST_S, paths, is_declared=is_declared)
+        if has_adapters
+        else [],
+        declared=paths if is_declared else {},
     )
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 from coordinator.adapters.generator import AdaptedGenerator
-from coordinator.adapters.known import KnownAdapters
+from coordinator.adapters.known import KnownAdapters, Version
+from coordinator.adapters.life import Adapters
 from coordinator.nodes.registry import Member
 from coordinator.requests import legs
 from coordinator.requests.departures import Departures
@@ -45,6 +46,7 @@ class Bug:
     text: str
     instead: str
     seeds: int = 0  # within which it is found; 0: it takes more than the suite has lives for
+    also: Bug | None = None  # what else has to be wrong, as it would be noticed there
 
 
 BUGS = {
@@ -133,8 +135,27 @@ BUGS = {
     "a leg is taken without its adapter": Bug(
         NodeAdapters, "expect", "digest not in self._loaded", "False"
     ),
-    "nodes are told to have an adapter before they have it": Bug(
-        NodeAdapters, "told", "sorted(self._loaded)", '[letter * 32 for letter in "abc"]'
+    "a node is a candidate before it has verified an adapter": Bug(
+        NodeAdapters,
+        "told",
+        "sorted(self._loaded)",
+        '[letter * 32 for letter in "abc"]',
+        40,
+        also=Bug(NodeAdapters, "expect", "digest not in self._loaded", "False"),
+    ),
+    "a name that is being loaded gets the model's own tokens": Bug(
+        Adapters,
+        "find",
+        'raise NoNodeAvailable(f"the adapter {name!r} is not loaded yet: try again shortly")',
+        "from coordinator.adapters.known import Version as V; return V(name, *[''] * 5)",
+        40,
+        also=Bug(Adapters, "begin", "self.known.of_digest(version.digest) is None", "False"),
+    ),
+    "an aLoRA's blocks are those of the model": Bug(
+        Prompt, "_chain", "_turned(parent, self._turn)", "parent", 40
+    ),
+    "an aLoRA computes what is before its invocation": Bug(
+        Version, "adapt", "adapted_from=begin", "adapted_from=0", 40
     ),
     "nodes without an adapter get its requests": Bug(
         Member, "serves", "needs.adapter in self.adapters", "True", 40
@@ -151,6 +172,12 @@ BUGS = {
 @contextmanager
 def planted(bug: Bug) -> Iterator[None]:
     """Have this bug while the context lasts."""
+    with _planted(bug), nullcontext() if bug.also is None else _planted(bug.also):
+        yield
+
+
+@contextmanager
+def _planted(bug: Bug) -> Iterator[None]:
     found = inspect.getattr_static(bug.owner, bug.method)
     is_property = isinstance(found, property)
     function: Callable[..., Any] = found.fget if is_property else found
