@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
@@ -102,10 +102,15 @@ KINDS: Final[dict[str, Make]] = {
 }
 
 
-def make_call(kind: str, number: int, model: str) -> ChaosCall:
-    """The call of this kind and number."""
+def name_for(number: int, names: Sequence[str]) -> str:
+    """The model or adapter that calls of this number are for."""
+    return names[number % len(names)]
+
+
+def make_call(kind: str, number: int, names: Sequence[str]) -> ChaosCall:
+    """The call of this kind and number, for one of these models and adapters."""
     random = Random(f"{kind} {number}")
     path, body = KINDS[kind](random, number)
     if body.get("stream") and path != "/v1/responses":
         body = {**body, "stream_options": {"include_usage": True}}
-    return ChaosCall(kind, number, path, {"model": model, **body})
+    return ChaosCall(kind, number, path, {"model": name_for(number, names), **body})

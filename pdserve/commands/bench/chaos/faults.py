@@ -18,6 +18,7 @@ from typing import Final
 
 import aiohttp
 
+from pdserve.commands.bench.chaos.adapters import ChaosAdapters
 from pdserve.commands.bench.chaos.hosts import Hosts
 from pdserve.commands.bench.chaos.relay import Relay
 from pdserve.commands.bench.chaos.site import host_of
@@ -32,9 +33,11 @@ KILL_COORDINATOR: Final = "kill-coordinator"  # which ends calls that have no ke
 FULL_DISK: Final = "full-disk"
 NO_DESCRIPTORS: Final = "no-descriptors"
 STOP_ENGINE: Final = "stop-engine"
+KILL_LOADING: Final = "kill-loading"  # of an adapter
 _STOPPED_S: Final = 12.0  # a node takes 5 s and ten times a step's time to call itself stuck
 _LIMITED_S: Final = 3.0
 _SLOW_S: Final = 0.1
+_LOADS_S: Final = 0.1  # an adapter
 _LOST_SHARE: Final = 0.5
 _STARTS_S: Final = 60.0  # a coordinator
 _LOOK_S: Final = 0.02
@@ -49,6 +52,7 @@ class FaultTarget:
     hosts: Hosts | None  # of the nodes, the coordinator's first; None: all are on this machine
     session: aiohttp.ClientSession
     random: Random
+    adapters: ChaosAdapters
     lasts_s: float = 3.0  # how long most faults do; longer than `liveness_s`
 
     def node(self, role: str = "") -> str:
@@ -109,6 +113,18 @@ Fault = Callable[[FaultTarget], Awaitable[str]]
 async def _kill(target: FaultTarget, role: str) -> str:
     name = target.node(role)
     target.kill(name)
+    return name
+
+
+async def _kill_loading(target: FaultTarget) -> str:
+    """A node dies while adapters leave and come."""
+    name = target.node()
+
+    async def kill() -> None:
+        await asyncio.sleep(target.random.uniform(0.0, _LOADS_S))
+        target.kill(name)
+
+    await target.adapters.reload(kill)
     return name
 
 
@@ -293,6 +309,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "kill-prefill": lambda target: _kill(target, "prefill"),
     "kill-pair": _kill_pair,
     "kill-all-decode": _kill_pool,
+    KILL_LOADING: _kill_loading,
     "drain-decode": lambda target: _drain(target, "decode"),
     "drain-prefill": lambda target: _drain(target, "prefill"),
     "drain-and-kill": _kill_while_draining,

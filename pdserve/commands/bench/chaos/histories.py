@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from pdserve.commands.bench.chaos.clients import NO_END, HeardStream
-from pdserve.shared.errors import StoreUnavailable
+from pdserve.shared.errors import ModelNotFound, StoreUnavailable
 
 MOST_SILENT_S: Final = 5.0  # beyond the time in which no node could have gone on
 LOST, WRONG, HUNG = "lost", "wrong", "hung"
@@ -24,6 +24,7 @@ class Excuses:
     deaths: Sequence[Span] = ()  # of the coordinator, which end the calls that have no key
     full_disks: Sequence[Span] = ()  # nothing could be stored
     no_descriptors: Sequence[Span] = ()  # the coordinator could not let anybody in
+    absent: Sequence[Span] = ()  # the adapter that the call names may have been unloaded
 
 
 def judge(heard: HeardStream, reference: HeardStream, excuses: Excuses) -> list[tuple[str, str]]:
@@ -63,6 +64,8 @@ def judge(heard: HeardStream, reference: HeardStream, excuses: Excuses) -> list[
 def _is_excused(heard: HeardStream, excuses: Excuses) -> bool:
     if heard.error.startswith(StoreUnavailable.code):
         return _overlap(heard, excuses.full_disks)
+    if heard.error.startswith(ModelNotFound.code):
+        return not heard.answers and _overlap(heard, excuses.absent)
     if heard.status == 503:  # refused: nothing had begun
         return _overlap(heard, excuses.outages)
     if not heard.is_broken or heard.is_keyed:

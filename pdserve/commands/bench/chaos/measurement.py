@@ -16,7 +16,7 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from pdserve.commands.bench.chaos.calls import KINDS, ChaosCall, make_call
+from pdserve.commands.bench.chaos.calls import KINDS, ChaosCall, make_call, name_for
 from pdserve.commands.bench.chaos.clients import HeardStream, perform
 from pdserve.commands.bench.chaos.faults import (
     FAULTS,
@@ -140,21 +140,21 @@ class Chaos:
     def __init__(
         self,
         target: FaultTarget,
-        model: str,
+        names: Sequence[str],
         mode: Mode,
         report: ChaosReport,
         say: Callable[[str], None],
     ) -> None:
         self._target = target
         self._cluster = target.cluster
-        self._model = model
+        self._names = names  # of the model, and adapters that are loaded
         self._report = report
         self._say = say
         self._watch = Watch(mode)
         self._random = Random(f"calls {report.seed}")
         self._references: dict[tuple[str, int], HeardStream] = {}
         self._heard: list[HeardStream] = []
-        self._is_over = False
+        self._over = asyncio.Event()
 
     async def run(
         self, kinds: Sequence[str], num_faults: int, at_once: int, pause_s: float
@@ -171,13 +171,16 @@ class Chaos:
         began_s = monotonic()
         async with _going_on(self._keep_running()), _going_on(self._look()):
             callers = [asyncio.create_task(self._call_on()) for _ in range(at_once)]
+            if len(self._names) > 1:
+                changes = self._target.adapters.come_and_go(self._over)
+                callers.append(asyncio.create_task(changes))
             order = Random(f"faults {report.seed}")
             for number in range(num_faults):
                 await self._wait_ready()
                 await asyncio.sleep(order.uniform(0.2, 1.0) * pause_s)
                 await self._disturb(order.choice(kinds), began_s)
                 self._say(f"{number + 1}/{num_faults}: {report.faults[-1].kind}")
-            self._is_over = True
+            self._over.set()
             await asyncio.gather(*callers)
             await self._wait_ready()
             await self._settle()
@@ -196,21 +199,28 @@ class Chaos:
 
         async def refer(kind: str, number: int) -> None:
             async with limit:
-                heard = await self._perform(make_call(kind, number, self._model))
+                heard = await self._perform(make_call(kind, number, self._names))
             if heard.error or heard.num_ends != 1:
                 raise ClusterError(f"{kind} {number} failed undisturbed: {heard.error}")
             self._references[kind, number] = heard
 
+        await self._check_names()
         async with asyncio.TaskGroup() as group:
             for kind in KINDS:
                 for number in range(_NUMBERS):
                     group.create_task(refer(kind, number))
 
+    async def _check_names(self) -> None:
+        """Raise ClusterError if the same call has one answer for two names."""
+        heard = [await self._perform(make_call("greedy", 0, [name])) for name in self._names]
+        if len({each.answers.get(0) for each in heard}) < len(self._names):
+            raise ClusterError(f"{', '.join(self._names)} answer alike: no mistake would be seen")
+
     async def _call_on(self) -> None:
         """Make calls, one after the other."""
-        while not self._is_over:
+        while not self._over.is_set():
             kind, number = self._random.choice(list(KINDS)), self._random.randrange(_NUMBERS)
-            call = make_call(kind, number, self._model)
+            call = make_call(kind, number, self._names)
             if self._random.random() < _LEAVES:
                 call = replace(call, leaves_after_s=self._random.choice(_LEAVES_AFTER_S))
             elif self._random.random() < _KEYED:
@@ -314,7 +324,8 @@ class Chaos:
         )
         for heard in self._heard:
             reference = self._references[heard.kind, heard.number]
-            found = judge(heard, reference, excuses)
+            absent = self._target.adapters.absent.get(name_for(heard.number, self._names), [])
+            found = judge(heard, reference, replace(excuses, absent=absent))
             self._report.calls.append(
                 CallRecord(
                     kind=heard.kind,

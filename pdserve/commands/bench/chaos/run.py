@@ -8,15 +8,18 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from aiohttp import ClientSession
 from rich.table import Table
 
 from pdserve.commands.bench.chaos import stopped_thread
+from pdserve.commands.bench.chaos.adapters import ChaosAdapters
 from pdserve.commands.bench.chaos.config import ChaosConfig
 from pdserve.commands.bench.chaos.faults import (
     FAULTS,
+    KILL_LOADING,
     NEEDS_HOSTS,
     NOT_IN,
     STOP_ENGINE,
@@ -27,14 +30,19 @@ from pdserve.commands.bench.chaos.hosts import Hosts, address, obstacle, own_hos
 from pdserve.commands.bench.chaos.measurement import Chaos, ChaosReport, session
 from pdserve.commands.bench.chaos.relay import Relay
 from pdserve.commands.bench.chaos.site import OnHosts
+from pdserve.commands.bench.checkpoints.random_adapter import write_adapter
 from pdserve.commands.bench.output import machine_and_date, print_json, print_tables, say
 from pdserve.commands.cluster.child import Child
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.supervisor import Cluster
+from pdserve.demo_model import CHECKPOINT_PATH
+from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import ONE_POOL
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.process.exit_codes import FAILED, OK
+
+ADAPTERS: Final = ("adapter-a", "adapter-b")
 
 
 class RelayedCluster(Cluster):
@@ -163,10 +171,27 @@ async def measure(
         cluster = RelayedCluster(disturbed, relays, make_child=make_child, site=site)
         await stack.enter_async_context(cluster)
         client = await stack.enter_async_context(session())
-        target = FaultTarget(cluster, relays, hosts, client, Random(f"targets {config.seed}"))
-        model = (await cluster.status()).model
-        chaos = Chaos(target, model, config.mode, report, say)
+        adapters = _adapters(disturbed, Path(folder), client, cluster.url)
+        names = [(await cluster.status()).model, *adapters.folders]
+        if why := await adapters.load_all():
+            say(f"calls name no adapters: {why}")
+            names, kinds = names[:1], [kind for kind in kinds if kind != KILL_LOADING]
+        random = Random(f"targets {config.seed}")
+        target = FaultTarget(cluster, relays, hosts, client, random, adapters)
+        chaos = Chaos(target, names, config.mode, report, say)
         await chaos.run(kinds, config.faults, config.calls, config.pause_s)
+
+
+def _adapters(
+    config: ClusterConfig, folder: Path, client: ClientSession, url: str
+) -> ChaosAdapters:
+    """Write the adapters that calls name, for the cluster's model."""
+    model = config.checkpoint.model or str(CHECKPOINT_PATH)
+    checkpoint = resolve_checkpoint(model, config.checkpoint.revision)
+    folders = {name: folder / name for name in ADAPTERS}
+    for seed, path in enumerate(folders.values()):
+        write_adapter(path, checkpoint, seed)
+    return ChaosAdapters(client, url, folders, Random("adapters"))
 
 
 def _table(report: ChaosReport, caption: str) -> Table:

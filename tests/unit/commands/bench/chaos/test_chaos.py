@@ -111,6 +111,17 @@ def test_what_cannot_be_stored_is_excused_by_a_full_disk_alone() -> None:
     assert {kind for kind, _ in judge(refused, heard(), other)} == {LOST}
 
 
+def test_an_adapter_may_be_missing_while_it_is_unloaded_and_at_no_other_time() -> None:
+    missing, base = heard(), heard()
+    missing.status, missing.error = 404, "model_not_found: no adapter"
+    missing.answers, missing.finish_reasons, missing.num_ends = {}, {}, 0
+    absent = Excuses(absent=[(9.0, 11.0)])
+    assert judge(missing, heard(), absent) == []
+    assert {kind for kind, _ in judge(missing, heard(), Excuses(absent=[(13.0, 14.0)]))} == {LOST}
+    base.answers = {0: "what the model says"}
+    assert {kind for kind, _ in judge(base, heard(), absent)} == {WRONG}
+
+
 def test_a_client_that_leaves_has_the_beginning() -> None:
     left = heard()
     left.has_left, left.num_ends, left.finish_reasons, left.completion_tokens = True, 0, {}, None
@@ -128,8 +139,9 @@ def test_a_gap_belongs_to_the_fault_before_it() -> None:
 
 def test_calls_are_the_same_whenever_they_are_made() -> None:
     for kind in KINDS:
-        assert make_call(kind, 1, "m") == make_call(kind, 1, "m")
-        assert make_call(kind, 1, "m") != make_call(kind, 2, "m")
+        assert make_call(kind, 1, ["m"]) == make_call(kind, 1, ["m"])
+        assert make_call(kind, 1, ["m"]) != make_call(kind, 2, ["m"])
+        assert make_call(kind, 1, ["m", "a"]).body["model"] == "a"
 
 
 def test_kinds_of_faults_fit_the_mode() -> None:

@@ -13,6 +13,7 @@ from typing import cast
 import aiohttp
 import pytest
 
+from pdserve.commands.bench.chaos.adapters import ChaosAdapters
 from pdserve.commands.bench.chaos.config import ChaosConfig
 from pdserve.commands.bench.chaos.faults import FaultTarget
 from pdserve.commands.bench.chaos.hosts import Hosts, address, obstacle, own_hosts
@@ -147,7 +148,9 @@ WAYS: list[Way] = [(1, 2), (2, 1), (1, 3)]
 async def test_ways_are_found_again_whatever_becomes_of_one(what: str, way: Way) -> None:
     hosts = FailingHosts(**{f"never_{what}": way})
     nobody = cast(Cluster, None), cast(aiohttp.ClientSession, None)  # neither is asked
-    target = FaultTarget(nobody[0], {}, hosts, nobody[1], Random(0), lasts_s=0.0)
+    target = FaultTarget(
+        nobody[0], {}, hosts, nobody[1], Random(0), cast(ChaosAdapters, None), lasts_s=0.0
+    )
     with pytest.raises(ClusterError, match=f"cannot be {what}"):
         await target.parted(*WAYS)
     assert hosts.lost == ({way} if what == "found" else set())

@@ -16,6 +16,7 @@ from typing import cast
 import aiohttp
 import pytest
 
+from pdserve.commands.bench.chaos.adapters import ChaosAdapters
 from pdserve.commands.bench.chaos.faults import FAULTS, FaultTarget
 from pdserve.commands.bench.chaos.hosts import Hosts
 from pdserve.commands.bench.chaos.relay import Relay
@@ -58,6 +59,7 @@ class Site:
             cast("Hosts", self.hosts),
             cast("aiohttp.ClientSession", None),
             Random(0),
+            cast("ChaosAdapters", None),
         )
 
     def state(self) -> object:
