@@ -17,9 +17,11 @@ from tests.cluster.checkpoints import Reference, make_prompt, make_tiny
 from tests.cluster.client import MODEL, Client
 from tests.cluster.fleet import Fleet, fleet_config, running
 
-CHURN_S = 60.0
-EVERY_S = 1.0  # a name is loaded or unloaded
-NUM_FILES, NUM_NAMES, NUM_CALLERS, NUM_TOKENS = 8, 5, 16, 40
+CHURN_S = 300.0
+EVERY_S = 2.0  # a name is loaded or unloaded
+NUM_FILES, NUM_NAMES, NUM_CALLERS, NUM_TOKENS = 20, 5, 16, 40
+NUM_KNOWN = 1000  # names
+MOST = NUM_CALLERS + 1  # adapters that a node has at a time: fewer than calls name
 PROMPTS = [make_prompt(length) for length in (5, 40, 41)]
 
 
@@ -66,8 +68,21 @@ async def call(churn: Churn, client: Client, expected: dict[tuple[int, int], lis
             churn.wrong.append(f"{name}, file {number}: {output}")
 
 
+async def load_known(sdk: openai.AsyncOpenAI, folders: list[Path]) -> None:
+    """Load one name for each of these."""
+
+    async def load(number: int) -> None:
+        body = {"lora_name": f"k{number}", "lora_path": str(folders[number])}
+        await sdk.post("/load_lora_adapter", cast_to=str, body=body)
+
+    for first in range(0, len(folders), NUM_CALLERS):
+        numbers = range(first, min(first + NUM_CALLERS, len(folders)))
+        await asyncio.gather(*map(load, numbers))
+
+
 @pytest.mark.long
-async def test_one_is_loaded_or_unloaded_every_second(tmp_path: Path) -> None:
+@pytest.mark.timeout(1500)
+async def test_names_come_and_go_among_a_thousand_under_load(tmp_path: Path) -> None:
     base = make_tiny(tmp_path / "model")
     folders = [
         make_adapter(tmp_path / f"f{n}", base, rank=2 + n, seed=n, strength=2.0)
@@ -81,11 +96,17 @@ async def test_one_is_loaded_or_unloaded_every_second(tmp_path: Path) -> None:
     }
     assert len({tuple(tokens) for tokens in expected.values()}) == len(expected)
     config = fleet_config(base, prefill=1, decode=2)
-    config = replace(config, engine=replace(config.engine, max_adapters=NUM_NAMES - 1))
+    config = replace(config, engine=replace(config.engine, max_adapters=MOST))
+    others = [
+        make_adapter(tmp_path / f"k{n}", base, modules=("q_proj",), rank=1, seed=n)
+        for n in range(NUM_FILES, NUM_KNOWN - NUM_NAMES)
+    ]
     async with running(Fleet(config)) as fleet, Client(fleet.url) as client:
         url = f"{fleet.url}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as sdk:
-            churn = Churn({MODEL: -1})
+            await load_known(sdk, folders + others)
+            served = {f"k{number}": number for number in range(NUM_FILES)}
+            churn = Churn({MODEL: -1} | served)
             callers = [call(churn, client, expected) for _ in range(NUM_CALLERS)]
             await asyncio.gather(change(churn, sdk, folders), *callers)
     assert churn.wrong == []
