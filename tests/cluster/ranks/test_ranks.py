@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import openai
 import pytest
 import pytest_asyncio
 
-from tests.cluster.checkpoints import Reference
+from tests.adapters import make_adapter, merged
+from tests.cluster.checkpoints import Reference, make_prompt
+from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, running
 from tests.cluster.forked import ForkedChild
 from tests.cluster.ranks.ranked_nodes import (
@@ -68,6 +71,28 @@ async def test_a_prefix_is_pulled_by_a_node_of_other_ranks(
     ranked: Fleet, reference: Reference
 ) -> None:
     await check_prefix_is_pulled(ranked, reference)
+
+
+async def test_ranks_of_one_host_serve_adapters_and_those_of_several_refuse_them(
+    ranked: Fleet, checkpoint: Path, tmp_path: Path
+) -> None:
+    adapter = make_adapter(tmp_path / "adapter", checkpoint, rank=3, strength=2.0)
+    model, prompt = merged(tmp_path / "merged", checkpoint, adapter), make_prompt(40)
+    expected = Reference(model).greedy(prompt, 12)
+    url = f"{ranked.url}/v1"
+    async with (
+        openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as sdk,
+        Client(ranked.url) as client,
+    ):
+        body = {"lora_name": "a", "lora_path": str(adapter)}
+        await sdk.post("/load_lora_adapter", cast_to=str, body=body)
+        for _ in range(3):
+            assert (await client.complete(prompt, 12, model="a")).tokens == expected
+        (state,) = (await ranked.status()).coordinator.adapters
+        assert sorted(state.nodes) == ["decode-0", "prefill-0"]
+        assert sorted(state.refusals) == ["decode-1", "prefill-1"]
+        assert "on several hosts: serve it on one" in state.refusals["decode-1"]
+        await sdk.post("/unload_lora_adapter", cast_to=str, body={"lora_name": "a"})
 
 
 async def test_a_killed_rank_ends_its_node_and_its_streams_go_on(ranked: Fleet) -> None:
