@@ -107,7 +107,8 @@ def test_ranks_have_their_shares_of_adapters(
         for adapter in adapters:
             fields = {"adapter": adapter.digest, "adapted_from": begins(adapter)}
             found, whole = node.logits(PROMPT, **fields), alone.logits(PROMPT, **fields)
-            if parallelism == STAGES:
+            is_scaled = any(part.factors is not None for part in adapter.parts.values())
+            if parallelism == STAGES and not is_scaled:
                 assert torch.equal(found, whole), adapter
             else:
                 assert (found - whole).abs().max() < 1e-3
