@@ -377,15 +377,9 @@ class Adapters:
         for member, answer in zip(hosts, answers, strict=True):
             if isinstance(answer, PdserveError):
                 self.failures[member.node_id, name] = answer.message
-        return Version(
-            name,
-            path,
-            digests[0],
-            loaded[0].num_bytes,
-            owner,
-            int(time.time()),
-            tuple(loaded[0].invocation),
-        )
+        first, now_s = loaded[0], int(time.time())
+        begin = tuple(first.invocation)
+        return Version(name, path, digests[0], first.num_bytes, owner, now_s, begin)
 
     def _check_name(self, name: str, *, in_place: bool) -> None:
         if self._is_taken(name):
