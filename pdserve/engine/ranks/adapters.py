@@ -10,10 +10,9 @@ import os
 import socket
 from typing import Final
 
-import torch
-
-from pdserve.engine.adapters.adapter import Adapter, LowRank, TrainedTokens
+from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.adapters.store import AdapterTaker
+from pdserve.engine.ranks.adapter_bytes import from_file, to_bytes
 from pdserve.shared.errors import AdapterRefused
 
 TAKES_S: Final = 60.0  # a rank, to take an adapter
@@ -41,7 +40,7 @@ class OtherRanks:
             AdapterRefused: one cannot, or has ended.
         """
         with os.fdopen(os.memfd_create("pdserve-adapter"), "w+b") as file:
-            torch.save(adapter, file)
+            file.write(to_bytes(adapter))
             file.flush()
             errors = []
             for end in self._ends:
@@ -101,9 +100,7 @@ def follow(orders: socket.socket, decoder: AdapterTaker) -> None:
 def _take(orders: socket.socket, decoder: AdapterTaker, fd: int) -> set[str]:
     """Take one, and say so, or why not; returns its digest, if it is taken."""
     try:
-        with torch.serialization.safe_globals([Adapter, LowRank, TrainedTokens]):
-            # All ranks have one place in the file, so each opens it anew.
-            adapter: Adapter = torch.load(f"/proc/self/fd/{fd}", weights_only=True)
+        adapter = from_file(f"/proc/self/fd/{fd}")  # anew: all ranks have one place in it
         decoder.take_adapter(adapter)
     except Exception as error:  # noqa: BLE001  rank 0 is told
         orders.send(f"{type(error).__name__}: {error}".encode()[:_MOST_BYTES])
