@@ -30,12 +30,12 @@ function(kernel_source target file)
   kernel_build(${target} ${file} Portable ${ARGN})
 endfunction()
 
-# tile_source(<target> <file>): kernels on the tiles of AMX, and the same on emulated ones.
+# tile_source(<target> <file> <options>...): kernels on the tiles of AMX, and the same on emulated ones.
 function(tile_source target file)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set(tiles ${avx512} -mavx512bf16 -mamx-tile -mamx-bf16)
-    kernel_build(${target} ${file} Amx ${tiles} -DPDSERVE_TILES)
-    kernel_build(${target} ${file} AmxEmulated -DPDSERVE_TILES -Wno-psabi)
+    kernel_build(${target} ${file} Amx ${tiles} -DPDSERVE_TILES ${ARGN})
+    kernel_build(${target} ${file} AmxEmulated -DPDSERVE_TILES -Wno-psabi ${ARGN})
   endif()
 endfunction()
 

@@ -72,6 +72,12 @@ public:
     [[gnu::always_inline]] void multiply_bfloat16() {
         asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" : : "i"(kB), "i"(kA), "i"(kSums));
     }
+
+    // sums[m][n] += the sum over k < 64 of a[m][k], signed, times b[k / 4][4n + k % 4], unsigned.
+    template <int kSums, int kA, int kB>
+    [[gnu::always_inline]] void multiply_bytes() {
+        asm volatile("tdpbsud %%tmm%c0, %%tmm%c1, %%tmm%c2" : : "i"(kB), "i"(kA), "i"(kSums));
+    }
 };
 
 #else
@@ -124,6 +130,18 @@ public:
         }
         auto* sums = reinterpret_cast<float*>(tiles_[kSums]);
         for (int i = 0; i < 16 * 16; ++i) sums[i] += even[i / 16][i % 16] + odd[i / 16][i % 16];
+    }
+
+    template <int kSums, int kA, int kB>
+    void multiply_bytes() {
+        auto* sums = reinterpret_cast<int32_t*>(tiles_[kSums]);
+        for (int m = 0; m < 16; ++m) {
+            const auto* a = reinterpret_cast<const int8_t*>(tiles_[kA] + m * kTileRowBytes);
+            for (int k = 0; k < kTileRowBytes; ++k) {
+                const uint8_t* b = tiles_[kB] + k / 4 * kTileRowBytes + k % 4;
+                for (int n = 0; n < 16; ++n) sums[m * 16 + n] += a[k] * b[4 * n];
+            }
+        }
     }
 
 private:

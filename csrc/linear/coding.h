@@ -4,9 +4,9 @@
 //     weight = rounded(scale * (code - zero) - minimum)
 //
 // in float32, with a scale, and perhaps a minimum, for each group of an output's inputs. Products of
-// integers (kernels/integer_product.cpp) read the codes themselves. All others widen them to panels
-// of float32 or bfloat16 (layout.h) just before they are used, and so have the bits that they would
-// have if the weights had been packed so.
+// integers (kernels/integer_product.cpp) read the codes themselves. If x is float32,
+// they are widened to panels of it (layout.h) just before they are used, and so products have the
+// bits that they would have if the weights had been packed so.
 //
 // A panel is 16 outputs, as ever; one value of each output, side by side, is a row of lanes. A unit
 // is a cache line with a byte for each of 4 inputs of each output: [16][4], as instructions multiply

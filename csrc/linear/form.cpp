@@ -18,6 +18,11 @@ constexpr int64_t kMostTileBytes = 800 << 10;
 constexpr int64_t kConvertRows = 32;
 constexpr int64_t kIntegerRows = 4;
 
+// Up to this many rows, vectors multiply integers as fast as tiles do: of int8, and of codes, which
+// would have to become tiles first.
+constexpr int64_t kMostVectorRows = 4;
+constexpr int64_t kMostVectorRowsOfCodes = 16;
+
 int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
 const TileKernels* tile_kernels(Variant variant) {
@@ -30,11 +35,15 @@ const TileKernels* tile_kernels(Variant variant) {
     return nullptr;
 }
 
+int64_t most_tiled_rows(int64_t row_bytes) {
+    const int64_t fitting = kMostTileBytes / row_bytes / (2 * kTileRows) * 2 * kTileRows;
+    return std::clamp(fitting, 4 * kTileRows, kMostTileRows);
+}
+
 Form tiled(const Product& product, const Layout& layout, MultiplyFunction multiply,
     ConvertFunction convert) {
     const int64_t num_inputs = round_up(product.matrix->num_in, kTileInputs);
     const int64_t row_bytes = num_inputs * 2;
-    const int64_t fitting = kMostTileBytes / row_bytes / (2 * kTileRows) * 2 * kTileRows;
     const bool is_widened = layout.unit_inputs > 2;  // else units are rows of tiles
     return {
         .multiply = multiply,
@@ -44,7 +53,7 @@ Form tiled(const Product& product, const Layout& layout, MultiplyFunction multip
         .row_bytes = row_bytes,
         .num_inputs = num_inputs,
         .rows_together = kTileRows,
-        .most_rows = std::clamp(fitting, 4 * kTileRows, kMostTileRows),
+        .most_rows = most_tiled_rows(row_bytes),
         .scratch_bytes =
             kMaxChunkPanels * kPanelOutputs * (is_widened ? row_bytes : 2 * kTileInputs),
         .widen = nullptr,
@@ -71,10 +80,10 @@ Form by_rows(const Product& product, const Layout& layout, MultiplyFunction mult
     };
 }
 
-// As what the kernels of floats read the weights: a coded matrix is widened to the type of x.
+// As what the kernels of floats read the weights: a coded matrix is widened.
 WeightType type_read(const Product& product) {
-    if (product.matrix->type != WeightType::kCoded) return product.matrix->type;
-    return product.is_bfloat16 ? WeightType::kBFloat16 : WeightType::kFloat32;
+    const WeightType type = product.matrix->type;
+    return type == WeightType::kCoded ? WeightType::kFloat32 : type;
 }
 
 Form by_type(const Product& product, const Layout& layout, Variant variant) {
@@ -95,15 +104,51 @@ Form by_type(const Product& product, const Layout& layout, Variant variant) {
         product, layout, kernels.by_float32[type], convert, !product.is_bfloat16, 4, 1);
 }
 
+// Tiles multiply int8, and codes of which 32 share a scale and make exact sums.
+const IntegerTileKernels* integer_tile_kernels(const PackedMatrix& matrix, Variant variant) {
+#if defined(__x86_64__)
+    const bool is_coded = matrix.type == WeightType::kCoded;
+    if (is_coded && (matrix.coding.bits != 4 || matrix.coding.group != kBlockInputs)) return nullptr;
+    if (variant == Variant::kAmx) return is_coded ? &kAmxCodeTileKernels : &kAmxIntegerTileKernels;
+    if (variant == Variant::kAmxEmulated) {
+        return is_coded ? &kAmxEmulatedCodeTileKernels : &kAmxEmulatedIntegerTileKernels;
+    }
+#else
+    (void)matrix;
+    (void)variant;
+#endif
+    return nullptr;
+}
+
 const IntegerKernels& integer_kernels(Variant variant) {
 #if defined(__x86_64__)
-    const bool is_wide = variant == Variant::kAvx512Bf16 || variant == Variant::kAvx512;
+    const bool is_wide = variant == Variant::kAmx || variant == Variant::kAvx512Bf16
+        || variant == Variant::kAvx512;
     if (is_wide && cpu_features().avx512_vnni) return kAvx512VnniIntegerKernels;
     if (is_wide || variant == Variant::kAvx2) return kAvx2IntegerKernels;
 #else
     (void)variant;
 #endif
     return kPortableIntegerKernels;
+}
+
+Form of_integer_tiles(bool is_coded, int64_t num_inputs, const IntegerTileKernels& kernels) {
+    const int64_t row_bytes =
+        is_coded ? tiled_code_row_bytes(num_inputs) : tiled_row_bytes(num_inputs);
+    const int64_t panel_bytes =
+        num_inputs * 2 * kPanelOutputs + num_inputs / kBlockInputs * 2 * kUnitBytes;
+    return {
+        .multiply = kernels.multiply,
+        .convert = nullptr,
+        .quantise = kernels.tile_rows,
+        .is_in_place = false,
+        .row_bytes = row_bytes,
+        .num_inputs = num_inputs,
+        .rows_together = kTileRows,
+        .most_rows = most_tiled_rows(row_bytes),
+        .scratch_bytes = 2 * (is_coded ? panel_bytes : kUnitBytes * kTileRows),
+        .widen = nullptr,
+    };
 }
 
 // A matrix of int8 has the codes of one, with scales elsewhere.
@@ -123,12 +168,17 @@ Form of_integers(const Product& product, Variant variant, Call& call) {
     }
     const int64_t groups = call.coded.num_groups;
     call.layout = {call.layout.num_panels, num_blocks * 8, 4, call.coded.panel_bytes};
+    const IntegerTileKernels* tiles = integer_tile_kernels(matrix, variant);
+    const int64_t most_vector_rows = is_coded ? kMostVectorRowsOfCodes : kMostVectorRows;
+    if (tiles != nullptr && product.num_rows > most_vector_rows) {
+        return of_integer_tiles(is_coded, num_blocks * kBlockInputs, *tiles);
+    }
     return {
         .multiply = kernels.multiply,
         .convert = nullptr,
         .quantise = kernels.quantise,
         .is_in_place = false,
-        .row_bytes = num_blocks * kRowBlockBytes,
+        .row_bytes = num_blocks * kRowBlockBytes + kRowEndBytes,
         .num_inputs = num_blocks * kBlockInputs,
         .rows_together = kIntegerRows,
         .most_rows = kMostRows,
@@ -139,18 +189,18 @@ Form of_integers(const Product& product, Variant variant, Call& call) {
     };
 }
 
-}  // namespace
-
-bool multiplies_integers(const Product& product, Variant variant) {
+// Whether x becomes integers: of float32 never does.
+bool multiplies_integers(const Product& product) {
     const WeightType type = product.matrix->type;
-    return product.is_bfloat16 && (type == WeightType::kInt8 || type == WeightType::kCoded)
-        && variant != Variant::kAmx && variant != Variant::kAmxEmulated;
+    return product.is_bfloat16 && (type == WeightType::kInt8 || type == WeightType::kCoded);
 }
+
+}  // namespace
 
 Form form_of(const Product& product, Variant variant, Call& call) {
     const PackedMatrix& matrix = *product.matrix;
     call.layout = layout_of(type_read(product), matrix.num_out, matrix.num_in, matrix.is_gated);
-    if (multiplies_integers(product, variant)) return of_integers(product, variant, call);
+    if (multiplies_integers(product)) return of_integers(product, variant, call);
     Form form = by_type(product, call.layout, variant);
     if (matrix.type == WeightType::kCoded) {
         form.widen = PDSERVE_OF_VARIANT(variant, ProductKernels).widen_codes;

@@ -23,9 +23,6 @@ struct Form {
     WidenFunction widen;    // of a coded matrix, for `multiply` to read; else null
 };
 
-// Whether x becomes integers: of float32 never does, and tiles of AMX multiply bfloat16 faster.
-bool multiplies_integers(const Product& product, Variant variant);
-
 // Sets the call's layout, as the kernels read the matrix, and returns the form of x.
 Form form_of(const Product& product, Variant variant, Call& call);
 

@@ -126,7 +126,7 @@ struct Job {
             form.widen({matrix.coding, layout, matrix.num_in,
                 static_cast<const uint8_t*>(matrix.weights)
                     + item.first_panel * layout.panel_bytes,
-                static_cast<int>(item.num_panels), product->is_bfloat16, target, panel_bytes});
+                static_cast<int>(item.num_panels), target, panel_bytes});
             Call part = call;
             // The kernels add the first panel's offset again.
             part.weights = reinterpret_cast<const uint8_t*>(

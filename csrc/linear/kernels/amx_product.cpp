@@ -1,4 +1,4 @@
-// Products through tiles (isa/amx.h), for x of bfloat16 and weights of bfloat16 or int8.
+// Products through tiles (isa/amx.h), for x of bfloat16 and weights of bfloat16 or fp8.
 //
 // 16 units of a panel are a tile of weights already; x is converted to tiles by tile_rows. A sum is
 // one chain over the tiles of the inputs, in ascending order, whatever is computed beside it. Where
@@ -9,10 +9,11 @@
 // (one_row.h); else 4 panels are streamed side by side. With more, 2
 // panels by 2 tiles of rows share their loads, and the next panels are fetched meanwhile. The
 // inputs are cut into pieces, so that a piece of the panels stays in the L1 cache for all rows.
-// Weights of int8 are widened in the first pass over them, one tile ahead of its use.
+// Weights of fp8 are widened in the first pass over them, one tile ahead of its use.
 
 #include "../../isa/amx.h"
 #include "../../isa/build_name.h"
+#include "fetch.h"
 #include "finish.h"
 #include "kernel.h"
 #include "one_row.h"
@@ -27,23 +28,6 @@ constexpr int kTilesInPiece = 8;  // of a panel
 constexpr int64_t kStreamAhead = 1024;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Prefetches the panels after a chunk, or as much of them as there are turns. (More at a turn would
-// only displace what the processor prefetches by itself.)
-class Fetch {
-public:
-    Fetch(const uint8_t* start, int64_t num_bytes) : at_(start), end_(start + num_bytes) {}
-
-    PDSERVE_INLINE void take_turn() {
-        if (at_ >= end_) return;
-        prefetch(at_, 128);
-        at_ += 128;
-    }
-
-private:
-    const uint8_t* at_;
-    const uint8_t* const end_;
-};
 
 // Consecutive panels as tiles of bfloat16: panel p's tile k is at panels + p * panel_bytes + k *
 // kTileBytes. If the inputs do not fill the last tile, it is elsewhere, padded with zeros.
@@ -288,7 +272,7 @@ void tile_rows(const Rows& rows, int64_t num_in, int64_t padded, void* target) {
 }  // namespace
 
 const TileKernels PDSERVE_OF_THIS_BUILD(TileKernels) = {
-    .by_tiles = {nullptr, multiply_item<WeightType::kBFloat16>, multiply_item<WeightType::kInt8>,
+    .by_tiles = {nullptr, multiply_item<WeightType::kBFloat16>, nullptr,
         multiply_item<WeightType::kFp8>},
     .tile_rows = tile_rows,
 };

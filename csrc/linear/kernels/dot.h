@@ -12,16 +12,15 @@ namespace {
 #if defined(__AVX512VNNI__)
 
 // A row's blocks of lower bytes and numbers; behind them all, upper bytes, which are zeros but in
-// wide blocks: q = 256 * upper + lower, both signed.
-constexpr bool kHasUpper = true;
+// wide blocks: p = 256 * upper + lower, both signed.
+constexpr bool kKeepsP = true;
 constexpr int kLowerBytes = kBlockInputs;
 constexpr int kUpperBytes = kBlockInputs;
 
 // Inputs of a block, from i on.
-PDSERVE_INLINE void put_integers(uint8_t* lower, uint8_t* upper, int i, IntLanes q) {
-    const IntLanes above = (q + 128) >> 8;
-    store(upper + i, _mm512_cvtepi32_epi8((__m512i)above));
-    store(lower + i, _mm512_cvtepi32_epi8((__m512i)(q - (above << 8))));
+PDSERVE_INLINE void put_integers(uint8_t* lower, uint8_t* upper, int i, IntLanes p) {
+    store(upper + i, _mm512_cvtepi32_epi8((__m512i)((p + 128) >> 8)));
+    store(lower + i, _mm512_cvtepi32_epi8((__m512i)p));  // as the upper one is the nearest
 }
 
 // Adds 4 inputs of a row, of unit u, times those of some outputs, to sums.
@@ -46,8 +45,8 @@ PDSERVE_INLINE void add_four(IntLanes* sums, const PairLanes* codes, const uint8
 
 #else
 
-// Integers of 16 bits: of each 4, the even ones first, as they are multiplied in pairs.
-constexpr bool kHasUpper = false;
+// All 16 bits of q: of each 4 inputs, the even ones first, as they are multiplied in pairs.
+constexpr bool kKeepsP = false;
 constexpr int kLowerBytes = 2 * kBlockInputs;
 constexpr int kUpperBytes = 0;
 

@@ -125,8 +125,9 @@ private:
         tile.scales = reinterpret_cast<const float*>(prepared + wide_bytes());
         tile.minimums = tile.scales + coded_.num_groups * kPanelOutputs;
         tile.numbers_step = prepared_bytes() / static_cast<int64_t>(sizeof(float));
+        const int group = scaling_ == Scaling::kNone ? kUnscaledInputs : coding_.group;
         tile.blocks_shift = 0;
-        while (kBlockInputs << tile.blocks_shift < coding_.group) ++tile.blocks_shift;
+        while (kBlockInputs << tile.blocks_shift < group) ++tile.blocks_shift;
         tile.sums = sums + p * kPanelOutputs;
         tile.sum_stride = kSumStride;
         return tile;
@@ -202,6 +203,47 @@ private:
     uint8_t* const scratch_;
     const Finish finish_;
 };
+
+// As dot.h keeps it.
+void quantise_row(
+    const BFloat16* row, int64_t num_in, int64_t num_blocks, int zero, uint8_t* target) {
+    const auto numbers_at = [&](int64_t b) { return target + b * kLowerBlockBytes + kLowerBytes; };
+    const RowLargest found =
+        largest_of_row(row, num_in, num_blocks, [&](int64_t b, const Largest& largest) {
+            __builtin_memcpy(numbers_at(b), &largest, sizeof(largest));
+        });
+    const RowScale scale(found.of_all);
+    __builtin_memcpy(target + num_blocks * kRowBlockBytes, &scale.scale, sizeof(float));
+    uint8_t* const uppers = target + num_blocks * kLowerBlockBytes;
+    BlockNumbers numbers;
+    IntLanes sums = {};
+    quantise_blocks(row, num_in, num_blocks, scale, found.limit, numbers_at,
+        [&](int64_t b, int i, IntLanes p, const HalfFactors& factors, int at) {
+            const int half = i / kHalfBlock;
+            const int32_t multiplier = factors.multipliers[at];
+            put_integers(target + b * kLowerBlockBytes, uppers + b * kUpperBytes, i,
+                kKeepsP ? p : p * multiplier);
+            sums = i % kHalfBlock == 0 ? p : sums + p;
+            if ((i + kLanes) % kHalfBlock != 0) return;
+            const int32_t sum = sum_of(sums);
+            numbers.multipliers[half] = multiplier;
+            numbers.zero_sums[half] = -zero * (kKeepsP ? sum : sum * multiplier);
+            numbers.sums[half] = static_cast<float>(sum * multiplier);
+            if (half == 0) return;
+            numbers.sum = numbers.sums[0] + numbers.sums[1];
+            numbers.is_wide = factors.is_wide[at / 2];
+            __builtin_memcpy(numbers_at(b), &numbers, sizeof(numbers));
+        });
+}
+
+void quantise_rows(const Rows& rows, int64_t num_in, int64_t padded, int zero, void* target) {
+    const int64_t num_blocks = padded / kBlockInputs;
+    for (int64_t r = 0; r < rows.count; ++r) {
+        quantise_row(static_cast<const BFloat16*>(rows.start) + r * rows.stride, num_in, num_blocks,
+            zero,
+            static_cast<uint8_t*>(target) + r * (num_blocks * kRowBlockBytes + kRowEndBytes));
+    }
+}
 
 void multiply_item(const Call& call, const WorkItem& item, uint8_t* scratch) {
     MultiplyIntegers(call, item, scratch).run();

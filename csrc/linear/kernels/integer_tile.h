@@ -25,7 +25,7 @@ constexpr bool has_halves(Scaling scaling) {
     return scaling == Scaling::kHalves || scaling == Scaling::kHalvesAndMinimums;
 }
 
-// Computed together, as registers hold them: totals, first halves, and sums of the second ones.
+// Computed together, as registers hold them: totals, sums of groups, and of half a block.
 constexpr int kMostIntegerPanels = kLanes == 16 ? 2 : 1;
 constexpr int kMostIntegerRows = kLanes == 16 ? 4 : kLanes / 2;
 
@@ -49,10 +49,12 @@ struct IntegerTile {
 // How far ahead codes are fetched, in bytes, as measured.
 constexpr int64_t codes_ahead(int bits) { return bits == 8 ? 4096 : 8192; }
 
-// Adds a block to the totals of vector v of each panel.
+// Adds a block to the sums of a group and, where this ends, those to the totals: of vector v of each
+// panel.
 template <Scaling kScaling, int kBits, int kRows, int kPanels>
 class AddBlock {
 public:
+    using Sums = IntLanes[kRows][kPanels];
     using Totals = FloatLanes[kRows][kPanels];
 
     PDSERVE_INLINE AddBlock(
@@ -62,19 +64,23 @@ public:
           upper_(tile.x + tile.num_blocks * kLowerBlockBytes + b * kUpperBytes),
           group_(has_halves(kScaling) ? 2 * b : b >> tile.blocks_shift) {}
 
-    PDSERVE_INLINE void run(Totals& totals) const {
-        FloatLanes first[kRows][kPanels];
-        IntLanes sums[kRows][kPanels];
-        add_up<0>(sums);
-        each([&](int r, int p) { first[r][p] = scaled<0>(sums[r][p], r, p); });
-        add_up<1>(sums);
-        each([&](int r, int p) {
-            FloatLanes y = first[r][p] + scaled<1>(sums[r][p], r, p);
-            if constexpr (kScaling == Scaling::kBlock || kScaling == Scaling::kBlockAndMinimum) {
-                y = y * of_weights(tile_.scales, 0, p);
+    PDSERVE_INLINE void run(Sums& sums, Totals& totals, bool ends_group) const {
+        if constexpr (has_halves(kScaling)) {
+            add_up<0>(sums);
+            end_group<0>(sums, totals);
+            add_up<1>(sums);
+            end_group<1>(sums, totals);
+        } else {
+            add_up<0>(sums);
+            add_up<1>(sums);
+            if constexpr (kScaling == Scaling::kBlockAndMinimum) {
+                each([&](int r, int p) {
+                    totals[r][p] = totals[r][p]
+                        - of_weights(tile_.minimums, 0, p) * of_x(r, offsetof(BlockNumbers, sum));
+                });
             }
-            totals[r][p] = totals[r][p] + less_minimum(y, r, p);
-        });
+            if (ends_group) end_group<0>(sums, totals);
+        }
     }
 
 private:
@@ -104,34 +110,27 @@ private:
         return load(numbers + p * tile_.numbers_step + (group_ + half) * kPanelOutputs + v_ * kLanes);
     }
 
-    // The sums of half a block, as far as numbers of its own go.
     template <int kHalf>
-    PDSERVE_INLINE FloatLanes scaled(IntLanes sums, int r, int p) const {
-        const FloatLanes y = __builtin_convertvector(sums, FloatLanes)
-            * of_x(r, offsetof(BlockNumbers, scales) + kHalf * sizeof(float));
-        if constexpr (has_halves(kScaling)) return y * of_weights(tile_.scales, kHalf, p);
-        return y;
+    PDSERVE_INLINE void end_group(Sums& sums, Totals& totals) const {
+        each([&](int r, int p) {
+            if constexpr (kScaling == Scaling::kHalvesAndMinimums) {
+                constexpr size_t kSum = offsetof(BlockNumbers, sums) + kHalf * sizeof(float);
+                totals[r][p] = totals[r][p] - of_weights(tile_.minimums, kHalf, p) * of_x(r, kSum);
+            }
+            FloatLanes y = __builtin_convertvector(sums[r][p], FloatLanes);
+            if constexpr (kScaling != Scaling::kNone) y = y * of_weights(tile_.scales, kHalf, p);
+            totals[r][p] = totals[r][p] + y;
+            sums[r][p] = IntLanes{};
+        });
     }
 
-    PDSERVE_INLINE FloatLanes less_minimum(FloatLanes y, int r, int p) const {
-        constexpr size_t kSums = offsetof(BlockNumbers, sums);
-        if constexpr (kScaling == Scaling::kBlockAndMinimum) {
-            return y - of_weights(tile_.minimums, 0, p) * of_x(r, offsetof(BlockNumbers, sum));
-        }
-        if constexpr (kScaling == Scaling::kHalvesAndMinimums) {
-            return y
-                - (of_weights(tile_.minimums, 0, p) * of_x(r, kSums)
-                    + of_weights(tile_.minimums, 1, p) * of_x(r, kSums + sizeof(float)));
-        }
-        return y;
-    }
-
-    // sums = those of codes less zero, times integers of x, of half a block.
+    // Adds codes less zero, times q, of half a block.
     template <int kHalf>
-    PDSERVE_INLINE void add_up(IntLanes (&sums)[kRows][kPanels]) const {
+    PDSERVE_INLINE void add_up(Sums& totals) const {
         constexpr size_t kZeroSum = offsetof(BlockNumbers, zero_sums) + kHalf * sizeof(int32_t);
+        Sums sums;
         each([&](int r, int p) { sums[r][p] = number<int32_t>(r, kZeroSum) - IntLanes{}; });
-        if constexpr (kHasUpper) {
+        if constexpr (kKeepsP) {
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
                 if (number<int32_t>(r, offsetof(BlockNumbers, is_wide)) != 0) [[unlikely]] {
@@ -147,6 +146,13 @@ private:
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) add_four<kPanels>(sums[r], codes, row(r), u);
         }
+        each([&](int r, int p) {
+            if constexpr (kKeepsP) {
+                constexpr size_t kAt = offsetof(BlockNumbers, multipliers) + kHalf * sizeof(int32_t);
+                sums[r][p] *= number<int32_t>(r, kAt) - IntLanes{};
+            }
+            totals[r][p] += sums[r][p];
+        });
     }
 
     // Of a row of 16 bits.
@@ -188,7 +194,9 @@ private:
 
 template <Scaling kScaling, int kBits, int kRows, int kPanels>
 void multiply_integers(const IntegerTile& tile) {
+    IntLanes sums[kPanelVectors][kRows][kPanels] = {};
     FloatLanes totals[kPanelVectors][kRows][kPanels] = {};
+    const int64_t group_mask = (int64_t{1} << tile.blocks_shift) - 1;
     const uint8_t* block = tile.codes;
     const uint8_t* next = tile.next;
     for (int64_t b = 0; b < tile.num_blocks; ++b) {
@@ -200,20 +208,25 @@ void multiply_integers(const IntegerTile& tile) {
         }
         if (tile.next_bytes > 0) prefetch(next, static_cast<int>(tile.next_bytes));
         next += tile.next_bytes;
+        const bool ends_group = ((b + 1) & group_mask) == 0 || b + 1 == tile.num_blocks;
 #pragma GCC unroll 4
         for (int v = 0; v < kPanelVectors; ++v) {
-            AddBlock<kScaling, kBits, kRows, kPanels>(tile, b, v, block).run(totals[v]);
+            AddBlock<kScaling, kBits, kRows, kPanels>(tile, b, v, block)
+                .run(sums[v], totals[v], ends_group);
         }
         block += kBits * kUnitBytes;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+        float scale;
+        __builtin_memcpy(&scale, tile.x + r * tile.x_row_bytes + tile.num_blocks * kRowBlockBytes,
+            sizeof(scale));
 #pragma GCC unroll 4
         for (int p = 0; p < kPanels; ++p) {
 #pragma GCC unroll 4
             for (int v = 0; v < kPanelVectors; ++v) {
                 store(tile.sums + r * tile.sum_stride + p * kPanelOutputs + v * kLanes,
-                    totals[v][r][p]);
+                    totals[v][r][p] * splat(scale));
             }
         }
     }

@@ -1,15 +1,17 @@
 // Products of integers: of codes (../coding.h) and of x, which becomes integers too.
 //
-// 16 inputs of a row share a scale: x ~ scale * q, with |q| <= 127. Where the largest of 32 is far
-// above what is usual in the row (kFarAbove times the mean of its blocks' largest), those beside it
-// would lose their digits: then |q| <= 32639. Such blocks are few. Sums of code * q over 16 inputs are
-// exact, so they do not depend on order and instruction set. What follows in float32 has one order
-// and is never fused:
-//     half = float(sum of (code - zero) * q over 16 inputs) * scale of x
-//     y += (half + half') * scale of weights - minimum * sum of x      over 32 inputs
-// or, where 16 inputs have a scale of weights of their own,
-//     y += half * scale + half' * scale' - (minimum * sum of x + minimum' * sum' of x)
-// So a result has the same bits in all builds, whatever is computed beside it.
+// A row has one scale: x ~ scale * q, and the largest |q| is 32639. So the sums of code * q over all
+// inputs that share a scale of weights are integers: exact, whatever the order and the instruction
+// set. Tiles (amx_integers.cpp) take the 16 bits of q as two bytes. To have no more than one for most
+// inputs elsewhere, 16 inputs have a multiplier: q = multiplier * p, with |p| <= 127. Where the
+// largest of 32 is far above what is usual in the row (kFarAbove times the mean of its blocks'
+// largest), those beside it would lose their digits: there q has all 16 bits. Such blocks are few.
+// What follows in float32 has one order and is never fused: for each group of inputs with a scale
+//     y -= minimum * (sum of q over 32 inputs, or 16 if they have a scale of their own)
+//     y += float(sum of (code - zero) * q over the group) * scale of weights
+// Without groups, it is y += float(sum) for each kUnscaledInputs, as many as 32 bits hold. At last
+// y is multiplied by the row's scale. So a result has the same bits in all builds, whatever is
+// computed beside it.
 //
 // No inline functions with external linkage here; see isa/element.h for why.
 #pragma once
@@ -22,19 +24,28 @@ namespace pdserve::linear {
 
 constexpr float kFarAbove = 1.5f;
 
+constexpr int kUnscaledInputs = 512;
+
+// Of q and p, the multiplier of the row's largest being kMostQ / kMostP.
+constexpr int kMostQ = 32639;
+constexpr int kMostP = 127;
+
 // The numbers of 32 inputs of a row.
 struct BlockNumbers {
-    float scales[2];       // of 16 inputs each
-    int32_t zero_sums[2];  // of -zero * q
-    float sums[2];         // of scale * q
-    float sum;             // of both
-    int32_t is_wide;       // has 16 bits
+    int32_t multipliers[2];  // of 16 inputs each; of 16 bits: 1
+    int32_t zero_sums[2];    // of -zero times what is kept of each input: p or q
+    float sums[2];           // of q
+    float sum;               // of both
+    int32_t is_wide;         // has 16 bits
 };
 
 // Of 32 inputs: 2 bytes each, and the numbers.
 constexpr int kRowBlockBytes = 2 * kBlockInputs + static_cast<int>(sizeof(BlockNumbers));
 
-// `zero`: of the codes that it will be multiplied by. target: [rows.count][padded / 32] blocks.
+// Behind all blocks of a row: its scale, of float32.
+constexpr int kRowEndBytes = 32;
+
+// `zero`: of the codes that it will be multiplied by. target: rows of padded / 32 blocks.
 using QuantiseFunction = void (*)(
     const Rows& rows, int64_t num_in, int64_t padded, int zero, void* target);
 
@@ -42,6 +53,34 @@ struct IntegerKernels {
     MultiplyFunction multiply;
     QuantiseFunction quantise;  // rows of bfloat16
 };
+
+// Products of integers through tiles. An item begins with a whole tile of rows. `scratch` holds two
+// tiles of weights of int8; of codes, two panels as tiles of bfloat16, and their numbers.
+struct IntegerTileKernels {
+    MultiplyFunction multiply;
+    QuantiseFunction tile_rows;  // of up to 16 rows
+};
+
+// Bytes of a row of tiles, whose inputs are padded to whole ones of 64 bytes, and of its numbers: of
+// each kUnscaledInputs, and its scale.
+constexpr int kByteTileInputs = 64;
+
+constexpr int64_t tiled_row_bytes(int64_t num_inputs) {
+    const int64_t tiles = (num_inputs + kByteTileInputs - 1) / kByteTileInputs;
+    const int64_t pieces = (num_inputs + kUnscaledInputs - 1) / kUnscaledInputs;
+    return tiles * 2 * kByteTileInputs + (pieces + 1) * static_cast<int64_t>(sizeof(float));
+}
+
+// The same of codes of 4 bits by 32 inputs.
+constexpr int64_t tiled_code_row_bytes(int64_t num_inputs) {
+    const int64_t blocks = num_inputs / kBlockInputs;
+    return num_inputs * 4 + (blocks + 1) * static_cast<int64_t>(sizeof(float));
+}
+
+extern const IntegerTileKernels kAmxCodeTileKernels;
+extern const IntegerTileKernels kAmxEmulatedCodeTileKernels;
+extern const IntegerTileKernels kAmxIntegerTileKernels;
+extern const IntegerTileKernels kAmxEmulatedIntegerTileKernels;
 
 extern const IntegerKernels kAvx512VnniIntegerKernels;
 extern const IntegerKernels kAvx2IntegerKernels;

@@ -60,14 +60,13 @@ struct Rows {
 using ConvertFunction = void (*)(
     const Rows& rows, int64_t num_in, int64_t padded, void* target);
 
-// Consecutive panels of a coded matrix, and where they are put as panels of float32 or bfloat16.
+// Consecutive panels of a coded matrix, and where they are put as panels of float32.
 struct CodedPanels {
     const Coding& coding;
     const CodedLayout& layout;
     int64_t num_in;
     const uint8_t* start;
     int num_panels;
-    bool to_bfloat16;
     uint8_t* target;  // aligned to 64 bytes
     int64_t target_panel_bytes;
 };
@@ -76,7 +75,7 @@ using WidenFunction = void (*)(const CodedPanels& panels);
 
 struct ProductKernels {
     MultiplyFunction by_float32[kNumForms];  // of x, by the type of the weights
-    MultiplyFunction by_pairs[kNumForms];    // of bfloat16; null: x is widened
+    MultiplyFunction by_pairs[kNumForms];    // of bfloat16; null: x is widened, or integers
     ConvertFunction widen_float32;   // float32 -> float32, padded
     ConvertFunction widen_bfloat16;  // bfloat16 -> float32, padded
     ConvertFunction pad_pairs;       // bfloat16 -> pairs, padded
@@ -85,7 +84,7 @@ struct ProductKernels {
 
 // Products through tiles (isa/amx.h), of x of bfloat16: [rows / 16][inputs / 32] tiles, padded with
 // zeros. An item begins with a whole tile of rows. `scratch` holds kMaxChunkPanels tiles of
-// weights, or as many panels of bfloat16 if the weights are int8.
+// weights, or as many panels of bfloat16 if the weights are fp8.
 struct TileKernels {
     MultiplyFunction by_tiles[kNumForms];  // by the type of the weights; null: there are none
     ConvertFunction tile_rows;  // of up to 16 rows

@@ -12,8 +12,7 @@ const ProductKernels PDSERVE_OF_THIS_BUILD(ProductKernels) = {
     .by_float32 = {multiply_item<ReadFloat32>, multiply_item<ReadBFloat16>,
         multiply_item<ReadBytes<WeightType::kInt8>>, multiply_item<ReadBytes<WeightType::kFp8>>},
 #if defined(PDSERVE_HAS_PAIRS)
-    .by_pairs = {nullptr, multiply_item<ReadBFloat16Pairs>,
-        multiply_item<ReadBytePairs<WeightType::kInt8>>,
+    .by_pairs = {nullptr, multiply_item<ReadBFloat16Pairs>, nullptr,
         multiply_item<ReadBytePairs<WeightType::kFp8>>},
 #else
     .by_pairs = {},

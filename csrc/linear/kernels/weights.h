@@ -88,7 +88,6 @@ struct ReadBFloat16Pairs {
     }
 };
 
-// (A table lookup with VBMI is no faster for int8.)
 template <WeightType kType>
 struct ReadBytePairs {
     using Lanes = PairLanes;

@@ -1,4 +1,4 @@
-// Widens panels of codes to panels of float32 or bfloat16, which the products then read.
+// Widens panels of codes to panels of float32, which the products then read.
 //
 // If there are minimums, products of codes and scales are exact in float32, so that it does not
 // matter whether they are fused with the subtraction: all builds make the same weights.
@@ -56,7 +56,7 @@ PDSERVE_INLINE FloatLanes rounded(FloatLanes lanes, Rounding to) {
                                     : (FloatLanes)(rounded_halves(lanes) & 0xffff0000u);
 }
 
-template <int kBits, bool kHasMinimums, bool kRounds, bool kToBFloat16>
+template <int kBits, bool kHasMinimums, bool kRounds>
 void widen_panel(const CodedPanels& panels, const uint8_t* panel, uint8_t* target) {
     const CodedLayout& layout = panels.layout;
     const IntLanes zero = panels.coding.zero - IntLanes{};
@@ -88,31 +88,21 @@ void widen_panel(const CodedPanels& panels, const uint8_t* panel, uint8_t* targe
                     if constexpr (kHasMinimums) weights[i] = weights[i] - minimums.of[v];
                     if constexpr (kRounds) weights[i] = rounded(weights[i], rounding);
                 }
-                if constexpr (kToBFloat16) {
-                    const PairLanes upper = rounded_halves(weights[1]) & 0xffff0000u;
-                    store(lanes, upper | rounded_halves(weights[0]) >> 16);
-                    lanes += kUnitBytes;
-                } else {
-                    store(lanes, weights[0]);
-                    store(lanes + kUnitBytes, weights[1]);
-                    lanes += 2 * kUnitBytes;
-                }
+                store(lanes, weights[0]);
+                store(lanes + kUnitBytes, weights[1]);
+                lanes += 2 * kUnitBytes;
             }
         }
-        target += kHalfBlock * kUnitBytes / (kToBFloat16 ? 2 : 1);
+        target += kHalfBlock * kUnitBytes;
     }
 }
 
 template <int kBits, bool kHasMinimums, bool kRounds>
 void widen_panels(const CodedPanels& panels) {
     for (int p = 0; p < panels.num_panels; ++p) {
-        const uint8_t* panel = panels.start + p * panels.layout.panel_bytes;
-        uint8_t* target = panels.target + p * panels.target_panel_bytes;
-        if (panels.to_bfloat16) {
-            widen_panel<kBits, kHasMinimums, kRounds, true>(panels, panel, target);
-        } else {
-            widen_panel<kBits, kHasMinimums, kRounds, false>(panels, panel, target);
-        }
+        widen_panel<kBits, kHasMinimums, kRounds>(panels,
+            panels.start + p * panels.layout.panel_bytes,
+            panels.target + p * panels.target_panel_bytes);
     }
 }
 

@@ -52,17 +52,16 @@ def packing(plan: ModelPlan, types: Mapping[str, str]) -> str:
     )
 
 
-def multiplied_as(plan: ModelPlan, activations: ActivationDtype, variant: str) -> str:
+def multiplied_as(plan: ModelPlan, activations: ActivationDtype) -> str:
     """Say what activations become in products: `8-bit integers`, or what they are.
 
     Args:
         plan: of what is packed.
         activations: their type.
-        variant: the build of the kernels; those of AMX multiply no integers.
     """
     forms = {matrix.form for matrix in plan.matrices}
     has_codes = any(form.dtype in ("int8", "uint8") for form in forms)
-    if activations is ActivationDtype.FLOAT32 or variant.startswith("amx") or not has_codes:
+    if activations is ActivationDtype.FLOAT32 or not has_codes:
         return activations
     return "8-bit integers, 16-bit around outliers"
 

@@ -204,7 +204,7 @@ def plan_model(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMode
     kernels = _kernels(engine, plan, sizes) if device.type == "cpu" else None
     computed = sizes.form.name
     if kernels is not None:
-        taken = multiplied_as(plan, sizes.activations, kernels.variant)
+        taken = multiplied_as(plan, sizes.activations)
         computed += f", activations as {taken}" if taken != sizes.activations else ""
     weights = (
         f"stored as {stored}; packed: {packed}; KV as {layout.dtype}; computed with as {computed}"

@@ -128,12 +128,13 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def to_integers(x: Tensor) -> Tensor:
-    """As x is multiplied by codes: 16 inputs share a scale, finer where one is far above others."""
+    """As x is multiplied by codes: multiples of a step, finer where one is far above others."""
     width = x.shape[-1]
     groups = torch.nn.functional.pad(x, (0, -width % 32)).unflatten(-1, (-1, 2, 16))
     largest = groups.abs().amax(-1, keepdim=True)
     of_blocks = largest.amax(-2, keepdim=True)
     is_wide = of_blocks > 1.5 * of_blocks.mean(-3, keepdim=True)
-    step = largest / torch.where(is_wide, 32639, 127)
-    rounded = (groups / step.clamp_min(1e-300)).round() * step
+    finest = largest.amax((-3, -2), keepdim=True).clamp_min(1e-300) / 32639
+    step = finest * torch.where(is_wide, 1.0, (largest / (127 * finest)).ceil().clamp_min(1))
+    rounded = (groups / step).round() * step
     return rounded.flatten(-3)[..., :width]
