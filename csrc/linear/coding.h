@@ -4,7 +4,7 @@
 //     weight = rounded(scale * (code - zero) - minimum)
 //
 // in float32, with a scale, and perhaps a minimum, for each group of an output's inputs. Products of
-// integers (kernels/integer_product.cpp) read the codes themselves. If x is float32,
+// integers (kernels/integers/integer_product.cpp) read the codes themselves. If x is float32,
 // they are widened to panels of it (layout.h) just before they are used, and so products have the
 // bits that they would have if the weights had been packed so.
 //

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "../isa/cpu.h"
-#include "kernels/integers.h"
+#include "kernels/integers/integers.h"
 #include "kernels/kernel.h"
 #include "linear.h"
 

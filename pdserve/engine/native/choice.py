@@ -200,7 +200,8 @@ def digest_of(
     linear(x, pack(weight, form=own), out, LinearResult.STORE_FLOAT, variant)
     router, scores = pack(weight, form=FLOAT32), torch.empty_like(out)
     linear(x, router, scores, LinearResult.STORE_FLOAT, variant)
-    _native.rms_norm(out, _numbers(1, 48)[0], 1e-5, normed := torch.empty(20, 48), variant)
+    wide = _numbers(20, 1000)  # each lane, and what is left of the last ones, adds up some
+    _native.rms_norm(wide, wide[0].clone(), 1e-5, normed := torch.empty_like(wide), variant)
     results = [out, scores, normed, _attended(variant, type_of_x)]
     if (is_coded or form.coding is not None) and dtype is not ActivationDtype.FLOAT32:
         outlying, coded = x[:, :96].clone(), torch.empty(20, 48)
@@ -229,6 +230,10 @@ def _attended(variant: str, dtype: torch.dtype) -> Tensor:
     num_blocks = 6
     shape = (num_blocks, 1, 2, num_kv_heads, block_size, head_dim)
     pool = _numbers(num_blocks, 2 * num_kv_heads * block_size * head_dim).view(shape).to(dtype)
+    # Large values that cancel out: what is left shows the order of a sum, after any rounding.
+    keys, values = pool[:, 0].unbind(1)
+    keys[:, :, 1::4] = keys[:, :, ::4]
+    values[:, :, ::4], values[:, :, 1::4] = 4096, -4096
     query = _numbers(num_rows, num_heads * head_dim).view(num_rows, num_heads, head_dim).to(dtype)
     out = torch.empty_like(query)
     _native.paged_attention(

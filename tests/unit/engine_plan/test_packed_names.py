@@ -89,11 +89,12 @@ FILES: Final = [
 # Build of the kernels |-> digests of (float32, bfloat16) activations with weights of their type,
 # and with int8.
 ARITHMETIC: Final = {
-    "avx512_bf16": (("e51fa0a2", "803870d0"), ("dafc24bf", "ba6d98e4")),
-    "avx512": (("e51fa0a2", "803870d0"), ("a8aea4e2", "dea1aa0e")),
-    "avx2": (("51eea73f", "dc6f96a1"), ("e8b5ae0d", "dea1aa0e")),
-    "portable": (("c2296019", "027d7ffa"), ("73d82ba1", "dea1aa0e")),
-    "amx_emulated": (("c2296019", "027d7ffa"), ("378919d1", "e4a2285d")),
+    "amx": (("e9f9b989", "4465047c"), ("80d8bcf3", "95e12d1a")),
+    "avx512_bf16": (("e9f9b989", "4465047c"), ("c8e06d72", "9216890f")),
+    "avx512": (("e9f9b989", "4465047c"), ("a2b9c4a0", "3a8d8663")),
+    "avx2": (("72f951ae", "bb9f65d3"), ("17d97404", "f419a08f")),
+    "portable": (("95c84d9b", "4ee4df78"), ("887c6e04", "4d1f20cf")),
+    "amx_emulated": (("95c84d9b", "4ee4df78"), ("e3caaa12", "b4d8ebba")),
 }
 
 

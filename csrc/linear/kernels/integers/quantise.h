@@ -1,8 +1,8 @@
 // Makes integers of rows of x; integers.h.
 #pragma once
 
+#include "../read_codes.h"
 #include "integers.h"
-#include "read_codes.h"
 
 namespace pdserve::linear {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
+#include "../read_codes.h"
 #include "integers.h"
-#include "read_codes.h"
 
 namespace pdserve::linear {
 namespace {

@@ -6,10 +6,10 @@
 // With more rows than one tile has, all of them use a piece of the panels while it is in the L1
 // cache.
 
-#include "../../isa/amx.h"
-#include "../../isa/build_name.h"
-#include "fetch.h"
-#include "finish.h"
+#include "../../../isa/amx.h"
+#include "../../../isa/build_name.h"
+#include "../fetch.h"
+#include "../finish.h"
 #include "quantise.h"
 
 namespace pdserve::linear {

@@ -4,8 +4,8 @@
 // its codes are read as they are. With more rows than one tile has, a chunk of panels, whose codes
 // become bytes, once for all rows.
 
-#include "../../isa/build_name.h"
-#include "finish.h"
+#include "../../../isa/build_name.h"
+#include "../finish.h"
 #include "integer_tile.h"
 #include "quantise.h"
 

@@ -7,10 +7,10 @@
 // 16 rows of x are [blocks] pairs of tiles. Of each 4 inputs, they have the even ones first, as codes
 // are read. A chunk of panels becomes tiles, once for all rows.
 
-#include "../../isa/amx.h"
-#include "../../isa/build_name.h"
-#include "fetch.h"
-#include "finish.h"
+#include "../../../isa/amx.h"
+#include "../../../isa/build_name.h"
+#include "../fetch.h"
+#include "../finish.h"
 #include "quantise.h"
 
 namespace pdserve::linear {

@@ -18,7 +18,7 @@
 
 #include <cstdint>
 
-#include "kernel.h"
+#include "../kernel.h"
 
 namespace pdserve::linear {
 

@@ -6,8 +6,8 @@
 
 #include <utility>
 
+#include "../read_codes.h"
 #include "dot.h"
-#include "read_codes.h"
 
 namespace pdserve::linear {
 namespace {
