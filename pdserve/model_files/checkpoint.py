@@ -22,7 +22,7 @@ from pdserve.model_files.git_lfs import refuse_pointer
 from pdserve.model_files.identity import content_revision
 from pdserve.model_files.objects.opening import is_object_url
 from pdserve.model_files.recognise import recognise
-from pdserve.model_files.refusal import meant_model, refuse_unless_served
+from pdserve.model_files.refusal import is_page_of_hub, meant_model, refuse_unless_served
 from pdserve.shared.errors import ConfigError, ModelError
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -124,7 +124,7 @@ def resolve_checkpoint(
             its cache does not hold the model.
         ModelError: what is there cannot be served; says what it is.
     """
-    if is_object_url(model):
+    if is_object_url(model) and not is_page_of_hub(model):
         return _of_store(model, revision, with_weights)
     path = Path(model).expanduser()
     if path.exists():

@@ -50,6 +50,11 @@ def refuse_unless_served(found: Recognised) -> None:
     raise ModelError(f"{path} is {kind.value}{detail}: {_advice(found)}")
 
 
+def is_page_of_hub(model: str) -> bool:
+    """Whether it is the address of a model's page on the hub."""
+    return _HUB_ADDRESS.fullmatch(model) is not None
+
+
 def meant_model(model: str) -> str:
     """Say which model was meant by a path that does not exist; nothing if nobody knows."""
     if address := _HUB_ADDRESS.fullmatch(model):

@@ -13,7 +13,7 @@ import torch
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.weights.opening import open_tensors
-from pdserve.engine.weights.stored import StoredTensor
+from pdserve.engine.weights.stored.tensors import StoredTensor
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.gguf.container import read_gguf
