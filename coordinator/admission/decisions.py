@@ -54,8 +54,34 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited:
+    """Predictions for a request to a model that wakes first (`PredictedTimes`)."""
+
+    wake_s: float  # until it has nodes
+    is_ordered: bool  # else it wakes because requests wait
+    queue_s: float  # prompts that go before
+    prompt_s: float  # its own
+    tpot_s: float = 0.0
+    idle_tpot_s: float = 0.0
+    uncached_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        """As in PredictedTimes."""
+        return self.idle_ttft_s + self.queue_s
+
+    @property
+    def idle_ttft_s(self) -> float:
+        """The wake is in it: nobody else's work."""
+        return self.wake_s + self.prompt_s
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
-    """Keep the request in line: others leave too little slack now."""
+    """Keep the request in line: others leave too little slack now, or there are no nodes yet."""
+
+    keeps_promise: bool = False  # it was made with the wake counted in
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,11 @@ while they would use more than a share of the slack of classes with promises tha
 keeps the pools busy. Requests whose promise even idle nodes could not keep are treated the same
 way: waiting would not make it possible, so a refusal would help nobody.
 
+While a model has no nodes, the time until one has woken is part of the prediction. Whose promise
+leaves that time waits with it; it was admitted, and is sent as soon as there are nodes. Others wait
+without theirs, until the wake is ordered, since it is ordered because they wait. After that they
+are refused, if nodes that are awake could keep it: Retry-After is the wake and the queue.
+
 There is no clock and no event loop here: times are arguments.
 """
 
@@ -29,6 +34,7 @@ from typing import Generic, TypeVar
 from coordinator.admission.decisions import (
     REASONS,
     Admit,
+    Awaited,
     Decision,
     PredictedTimes,
     Reason,
@@ -123,30 +129,37 @@ class Admission(Generic[T]):
             self.num_refused[decision.reason] += 1
         return decision
 
-    def decide_without_nodes(self, slo: Slo, now_s: float, num_answers: int = 1) -> Decision:
+    def decide_without_nodes(
+        self, slo: Slo, awaited: Awaited | None, now_s: float, num_answers: int = 1
+    ) -> Decision:
         """Decide about a request that arrives while there are no nodes, but will be some.
 
-        No promise could be kept, so it waits as one without.
+        `slo` is what is left of its promise. Where nobody knows what is awaited, no promise could
+        be kept, so it waits as one without.
         """
         decision: Decision = self._full(num_answers)
         if self._in_flight.has_place(num_answers, slo.tenant):
-            decision = self._in_line(without_promise(slo, self._lowest_priority), now_s)
+            if awaited is not None and self._refuses and has_promise(slo):
+                decision = self._by_wake(slo, awaited, now_s)
+            else:
+                wake_s = 0.0 if awaited is None else awaited.wake_s
+                decision = self._in_line(self._unpromised(slo), now_s, wake_s)
         if isinstance(decision, Refuse):
             self.num_refused[decision.reason] += 1
         return decision
 
-    def wait(self, request_id: str, waiter: T, slo: Slo, now_s: float) -> Slo:
-        """Put a request in line for which `decide` returned Wait; returns what it waits as."""
-        unpromised = without_promise(slo, self._lowest_priority)
-        self.line.join(request_id, waiter, unpromised, now_s)
-        return unpromised
+    def wait(self, request_id: str, waiter: T, slo: Slo, now_s: float, decision: Wait) -> Slo:
+        """Put a request in line for which there was a Wait; returns what it waits as."""
+        waits_as = slo if decision.keeps_promise else self._unpromised(slo)
+        self.line.join(request_id, waiter, waits_as, now_s)
+        return waits_as
 
     def reconsider(
         self, slo: Slo, predicted: PredictedTimes, now_s: float, num_answers: int = 1
     ) -> Admit | Wait:
         """Decide again about the head of the line."""
         if self._has_spare(slo, predicted, now_s, num_answers):
-            return Admit(without_promise(slo, self._lowest_priority))
+            return Admit(self._unpromised(slo))
         return Wait()
 
     def is_at_bound(self, slo: Slo, num_answers: int) -> bool:
@@ -271,20 +284,40 @@ class Admission(Generic[T]):
     def _by_line(
         self, slo: Slo, predicted: PredictedTimes, now_s: float, num_answers: int
     ) -> Decision:
-        unpromised = without_promise(slo, self._lowest_priority)
+        unpromised = self._unpromised(slo)
         if len(self.line) == 0 and self._has_spare(slo, predicted, now_s, num_answers):
             return Admit(unpromised)
         return self._in_line(unpromised, now_s)
 
-    def _in_line(self, unpromised: Slo, now_s: float) -> Wait | Refuse:
-        if not self.line.is_full(unpromised):
-            return Wait()
+    def _by_wake(self, slo: Slo, awaited: Awaited, now_s: float) -> Wait | Refuse:
+        self._presence.seen(slo, now_s)
+        slack = self._slack_of(slo).ttft(slo.ttft_s, awaited)
+        has_time = not slo.ttft_s or not slack.exceeds(self._presence.share(slo, now_s))
+        if is_possible(slo, awaited) and has_time:
+            return self._in_line(slo, now_s, awaited.wake_s)
+        if not awaited.is_ordered or awaited.prompt_s >= slo.ttft_s:
+            return self._in_line(self._unpromised(slo), now_s, awaited.wake_s)
+        error = SloUnreachable(
+            f"{_WHAT['ttft']} must be within {slo.ttft_s:.3g} s for class {slo.name!r}, but "
+            f"{awaited.ttft_s:.3g} s are predicted: the model is awake in {awaited.wake_s:.3g} s, "
+            f"and prompts of {awaited.queue_s:.3g} s go before; try again then",
+            awaited.wake_s + awaited.queue_s,
+        )
+        return Refuse("ttft", error)
+
+    def _in_line(self, waits_as: Slo, now_s: float, wake_s: float = 0.0) -> Wait | Refuse:
+        """Return whether there is a place; nobody leaves the line in the next `wake_s`."""
+        if not self.line.is_full(waits_as):
+            return Wait(keeps_promise=has_promise(waits_as))
         error = Overloaded(
-            f"the queue of requests without a promise is full: it has {len(self.line)}, of which "
-            f"{self.line.num_waiting(unpromised)} belong to {unpromised.payer}",
-            self.line.advance_s(unpromised, now_s),
+            f"the queue of requests that wait is full: it has {len(self.line)}, of which "
+            f"{self.line.num_waiting(waits_as)} belong to {waits_as.payer}",
+            wake_s + self.line.advance_s(waits_as, now_s),
         )
         return Refuse("waiting", error)
+
+    def _unpromised(self, slo: Slo) -> Slo:
+        return without_promise(slo, self._lowest_priority)
 
     def _unreachable(
         self, slo: Slo, slack: Slack, fits_s: float, tpot_within_s: Callable[[float], float | None]

@@ -139,6 +139,11 @@ class WaitingLine(Generic[T]):
             for payer in self._turns[priority].in_order():
                 yield next(iter(self._queues[_key(payer)].values())).waiter
 
+    def not_below(self, priority: int) -> Iterator[T]:
+        """Iterate over the waiters of this priority and of higher ones."""
+        queues = (queue for (its, _), queue in self._queues.items() if its >= priority)
+        return (place.waiter for queue in queues for place in queue.values())
+
     def num_waiting(self, payer: Payer) -> int:
         """Return a payer's waiting requests over all priorities, which it may choose freely."""
         return self._num_waiting[payer.payer]

@@ -18,11 +18,12 @@ from coordinator.admission.in_flight import InFlight
 from coordinator.admission.measured_promises import MeasuredPromises
 from coordinator.api.admin import Ordered
 from coordinator.models.files import ModelFiles
+from coordinator.models.wake_outlook import WakeOutlook
 from coordinator.nodes.absent import Absent
 from coordinator.nodes.registry import Member, Registry, Shares
 from coordinator.nodes.revisions import Revisions
 from coordinator.pools.pools import Pools
-from coordinator.pools.wakes import AwakeNode, ModelNow, Waiting, needed_pools
+from coordinator.pools.wakes import AwakeNode, Coming, ModelNow, Waiting, needed_pools
 from coordinator.requests.flow import Flow, FlowProcess, FlowTimes, WantedNodes
 from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
@@ -52,6 +53,7 @@ class ModelCluster:
         share_quotas: Callable[[int], None],
         process: FlowProcess,
         is_taken: Callable[[str], bool],
+        coming: Callable[[], Coming | None],
         adapters: Mapping[str, str],
     ) -> None:
         """
@@ -63,6 +65,7 @@ class ModelCluster:
             share_quotas: is told how many coordinators share these nodes.
             process: the coordinator's.
             is_taken: whether a name means something else than an adapter of this model.
+            coming: when a node wakes as this model, which may have none; None: nobody knows.
             adapters: name |-> path, of those that are loaded once there are nodes.
         """
         self.model_id: Final = files.model_id
@@ -81,6 +84,7 @@ class ModelCluster:
         admission = self._make_admission(config, classes, in_flight, share_quotas)
         self._line = admission.line
         router = Router(self.registry, config.mode, config.routing.router)
+        outlook = WakeOutlook(self.registry, router.can_route, self._line, coming)
         self.adapter_orders: Final = AdapterOrders(self.registry)
         serving = Serving(
             self.registry, partial(router.can_route, ""), lambda digest: self.flow.uses(digest)
@@ -102,6 +106,8 @@ class ModelCluster:
             times=FlowTimes(config.timeouts.request_s, config.timeouts.resume_s),
             wanted=WantedNodes(
                 revision_of=self.revisions.choose,
+                until_awake=outlook.of,
+                wake_s=outlook.wake_s,
                 are_awaited=config.routing.sleep_after_s > 0 or self._may_sleep(config.mode),
                 comes_back=lambda role: config.restarts and self.absent.misses(role),
                 adapter_missing=self.adapters.missing,

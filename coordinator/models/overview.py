@@ -25,6 +25,7 @@ def whole_status(models: Mapping[str, ClusterStatus]) -> ClusterStatus:
     return replace(
         first,
         model=", ".join(models),
+        wake_s=0.0,
         ready=any(status.ready for status in models.values()),
         coordinators=max(status.coordinators for status in models.values()),
         inflight=sum(status.inflight for status in models.values()),
@@ -40,6 +41,7 @@ def _of_one(name: str, status: ClusterStatus) -> ModelStatus:
     return ModelStatus(
         name=name,
         ready=status.ready,
+        wake_s=status.wake_s,
         inflight=status.inflight,
         waiting=status.waiting,
         refused=status.refused,

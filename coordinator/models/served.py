@@ -16,11 +16,11 @@ from coordinator.models.cluster import ModelCluster
 from coordinator.models.files import ModelFiles
 from coordinator.models.model import Catalog, Model, make_model
 from coordinator.nodes.registry import Member
-from coordinator.pools.wakes import Wakes, needed_pools
+from coordinator.pools.wakes import Coming, Wakes, needed_pools
 from coordinator.requests.flow import FlowProcess
 from coordinator.text.parts import ToolFormat
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import Drain
+from pdserve.protocol import Drain, NodeState
 from pdserve.protocol.status import AbsentNode, AdapterStatus, CoordinatorStatus, RoleName
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CoordinatorConfig
@@ -60,6 +60,7 @@ class ServedModels:
         self.ready: Final = asyncio.Event()  # once a request for any of them could be served
         in_flight = InFlight(config.max_inflight)  # it bounds memory, so it is one for all
         is_one = len(all_files) == 1
+        self._wakes = Wakes(needed_pools(config.mode))
         self.clusters: Final = [
             ModelCluster(
                 config,
@@ -73,11 +74,11 @@ class ServedModels:
                 share_quotas=share_quotas,
                 process=process if is_one else self._part(process, number),
                 is_taken=partial(self._is_taken, number),
+                coming=partial(self._coming, files.name),
                 adapters={} if number else parse_adapters(config.checkpoint.adapters),
             )
             for number, files in enumerate(all_files)
         ]
-        self._wakes = Wakes(needed_pools(config.mode))
         if not is_one:
             self._watch(metrics)
         self._incarnation = incarnation
@@ -175,11 +176,28 @@ class ServedModels:
         is_model = any(name in cluster.names for cluster in self.clusters)
         return is_model or any(name in cluster.adapters.known for cluster in others)
 
+    def _coming(self, name: str) -> Coming | None:
+        """When a node wakes as this model; None also if none can, or one of its own is loading."""
+        coming = self._wakes.coming(name, self._clock.now())
+        if coming is None or coming.is_ordered:
+            return coming
+        is_loading = any(
+            member.load.state is NodeState.LOADING for member in self.of_name(name).registry
+        )
+        may_wake = any(member.is_ready and name in member.hello.may_become for member in self)
+        return coming if may_wake and not is_loading else None
+
     def _watch(self, metrics: CoordinatorMetrics) -> None:
         metrics.count_each(
             "wakes", "Nodes told to become one of a model", "model", lambda: self._wakes.num_ordered
         )
-        metrics.watch("wake_seconds", "What a wake is taken to take", lambda: self._wakes.wake_s)
+        times = self._wakes.times
+        metrics.watch_each(
+            "wake_seconds",
+            "What a wake as one of a model is expected to take",
+            "model",
+            lambda: {cluster.name: times.expected_s(cluster.name) for cluster in self.clusters},
+        )
 
     def _part(self, process: FlowProcess, number: int) -> FlowProcess:
         """What one of several models is told of the process; the first one tells of it."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.pools.role_changes import NEEDED
+from coordinator.pools.wake_times import WakeTimes
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import Mode
 
@@ -31,8 +32,6 @@ MIN_AWAKE_S: Final = 2.0
 BUSY_S: Final = 2.0
 ORDER_S: Final = 30.0
 LATELY_S: Final = 60.0  # for which a wake counts against the tenants that it was made for
-_FIRST_WAKE_S: Final = 1.0  # as long as none was seen
-_LEARNED: Final = 0.3  # share of the last wake in what the next one is taken to take
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +82,14 @@ class Wake:
     model: str
 
 
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """When a model will have a node that wakes as it."""
+
+    in_s: float
+    is_ordered: bool  # else so long after the order, which those who wait bring about
+
+
 @dataclass(slots=True)
 class _Ordered:
     model: str
@@ -96,7 +103,7 @@ class Wakes:
     """The policy of one coordinator."""
 
     pools: Sequence[frozenset[NodeRole]]  # a model needs a node of each
-    wake_s: float = _FIRST_WAKE_S  # what a wake is taken to take
+    times: WakeTimes = field(default_factory=lambda: WakeTimes(ORDER_S))
     num_ordered: Counter[str] = field(default_factory=Counter)  # by model
     _orders: dict[str, _Ordered] = field(default_factory=dict)  # by node id
     _since_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # node |-> (life, ready)
@@ -108,14 +115,29 @@ class Wakes:
         self._follow(models, now_s)
         wakes = []
         for model in sorted(models, key=lambda m: -self._gain(m, now_s)):
-            num_failures, failed_s = self._failed.get(model.name, (0, 0.0))
-            if num_failures > 1 and now_s - failed_s < ORDER_S * (num_failures - 1):
+            if self._is_put_off(model.name, now_s):
                 continue
             for pool in self.pools:
                 wake = self._wake(model, pool, models, now_s)
                 if wake is not None:
                     wakes.append(wake)
         return wakes
+
+    def coming(self, model: str, now_s: float) -> Coming | None:
+        """Return when a model without nodes has one; None: nobody knows, since orders failed.
+
+        An order that is late by some time is expected to take as long again.
+        """
+        expected_s = self.times.expected_s(model)
+        begun = [now_s - order.at_s for order in self._orders.values() if order.model == model]
+        if begun:
+            left_s = max(min(abs(expected_s - for_s), ORDER_S - for_s) for for_s in begun)
+            return Coming(max(0.0, left_s), is_ordered=True)
+        return None if self._is_put_off(model, now_s) else Coming(expected_s, is_ordered=False)
+
+    def _is_put_off(self, model: str, now_s: float) -> bool:
+        num_failures, failed_s = self._failed.get(model, (0, 0.0))
+        return num_failures > 1 and now_s - failed_s < ORDER_S * (num_failures - 1)
 
     def _follow(self, models: Sequence[ModelNow], now_s: float) -> None:
         """Note which orders have been carried out, and which have failed."""
@@ -134,8 +156,7 @@ class Wakes:
             if incarnation != order.incarnation:
                 del self._orders[node_id]
                 if name == order.model:
-                    took_s = now_s - order.at_s
-                    self.wake_s += _LEARNED * (took_s - self.wake_s)
+                    self.times.learn(name, now_s - order.at_s)
                     self._failed.pop(name, None)
                 else:  # it has ended, and was started as what it was at first
                     self._note_failure(order.model, now_s)
@@ -151,8 +172,9 @@ class Wakes:
 
     def _gain(self, model: ModelNow, now_s: float) -> float:
         lately = Counter(tenant for _, tenant in self._made_for)
+        wake_s = self.times.expected_s(model.name)
         return sum(
-            (1 + min(1.0, (one.waited_s + self.wake_s) / max(one.within_s, self.wake_s)))
+            (1 + min(1.0, (one.waited_s + wake_s) / max(one.within_s, wake_s)))
             / (1 + lately[one.tenant])
             for one in model.waiting
         )

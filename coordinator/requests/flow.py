@@ -15,7 +15,7 @@ from functools import partial
 from msgspec import structs
 
 from coordinator.admission import Admission, Refuse, Wait
-from coordinator.admission.decisions import Decision
+from coordinator.admission.decisions import Awaited
 from coordinator.admission.slack import promise_left
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
@@ -48,6 +48,7 @@ from pdserve.protocol import (
     NodeRole,
     PhaseTimes,
     Prefetched,
+    Prompt,
     Slo,
     TokenBatch,
     TokenEvent,
@@ -80,6 +81,9 @@ class WantedNodes:
     are_awaited: bool = False  # a request waits in line if there are none: some will be started
     # Whether a node of the pool was lost, and is being started again.
     comes_back: Callable[[NodeRole], bool] = lambda role: False
+    # What a request waits for where there are no nodes; None: nobody knows.
+    until_awake: Callable[[Slo, Prompt], Awaited | None] = lambda slo, prompt: None
+    wake_s: Callable[[], float] = lambda: 0.0  # until the model has nodes
     # Gets the digest of an adapter that a request needs, and no node has.
     adapter_missing: Callable[[str], None] = lambda digest: None
 
@@ -203,6 +207,7 @@ class Flow:
             model=self._model,
             mode=self._router.mode,
             ready=self.is_ready(),
+            wake_s=self._wanted.wake_s(),
             coordinators=self._registry.num_coordinators,
             inflight=self.num_on_nodes,
             waiting=len(self._admission.line),
@@ -247,7 +252,7 @@ class Flow:
         hashes = PromptHashes(request.prompt, is_reusable=is_reusable)
         now_s = self._clock.now()
         deadline_s = min(request.deadline_s or self._request_s, self._request_s)
-        decision: Decision
+        left, num_answers = promise_left(request, deadline_s, 0.0), len(requests)
         lacks_adapter: NoNodeAvailable | None = None
         try:
             placement = self._dispatcher.place(request, hashes)
@@ -255,18 +260,13 @@ class Flow:
             if not (self._wanted.are_awaited or request.wait_s):
                 raise
             lacks_adapter = error if self._dispatcher.lacks_adapter(request) else None
-            decision = self._admission.decide_without_nodes(request.slo, now_s, len(requests))
+            awaited = None if lacks_adapter else self._wanted.until_awake(left, request.prompt)
+            decision = self._admission.decide_without_nodes(left, awaited, now_s, num_answers)
         else:
-            decision = self._admission.decide(
-                promise_left(request, deadline_s, 0.0),
-                placement,
-                now_s,
-                partial(self._router.tpot_within_s, placement),
-                len(requests),
-            )
+            within_s = partial(self._router.tpot_within_s, placement)
+            decision = self._admission.decide(left, placement, now_s, within_s, num_answers)
         if isinstance(decision, Refuse):
-            name = request.slo.name
-            self._metrics.refused.labels(slo_class=name, reason=decision.reason).inc()
+            self._metrics.refused.labels(slo_class=request.slo.name, reason=decision.reason).inc()
             raise decision.error
         answers = [RunningRequest(r, hashes, now_s, deadline_s, self._ended) for r in requests]
         self._running |= {answer.request_id: answer for answer in answers}
@@ -278,7 +278,8 @@ class Flow:
             if not request.is_claimable:
                 self._postpone(running, slo, lacks_adapter)
         elif isinstance(decision, Wait):
-            slo = self._admission.wait(running.request_id, running, request.slo, now_s)
+            running.keeps_promise = decision.keeps_promise
+            slo = self._admission.wait(running.request_id, running, request.slo, now_s, decision)
             self._line_keeper.look()
         elif request.is_claimable:
             slo = decision.slo

@@ -130,8 +130,11 @@ class LineKeeper:
                 self._wait_for_adapter(running, error)
                 continue
             now_s = self._clock.now()
-            decision = self._admission.reconsider(
-                running.slo_left(now_s), placement, now_s, _num_answers(running)
+            left, num_answers = running.slo_left(now_s), _num_answers(running)
+            decision = (
+                Admit(left)  # with the wake counted in
+                if running.keeps_promise
+                else self._admission.reconsider(left, placement, now_s, num_answers)
             )
             if not isinstance(decision, Admit):
                 return

@@ -127,6 +127,7 @@ class RunningRequest:
             tenant=request.slo.tenant,
         )
         self.dispatch: Dispatch | None = None  # None: waiting in the coordinator
+        self.keeps_promise = False  # while it waits: as soon as there are nodes, they get it
         self._claimed_revision = ""  # of what it began with
         self.successor: Successor | None = None  # None: its stream is not being taken over
         self.shuns_takeovers = False  # one has failed

@@ -20,7 +20,7 @@ from pdserve.findings.pools import pool_findings
 from pdserve.findings.speed import loop_findings, speed_findings
 from pdserve.findings.versions import version_findings
 from pdserve.findings.weights import weight_findings
-from pdserve.protocol.status import ClusterStatus
+from pdserve.protocol.status import ClusterStatus, ModelStatus
 
 _OF_MODEL: Final[tuple[Check, ...]] = (
     pool_findings,
@@ -40,7 +40,6 @@ _OF_ALL: Final[tuple[Check, ...]] = (
     clock_findings,
     attachment_findings,
 )
-_ASLEEP: Final = ok("pools", "asleep: a node wakes for the next request")
 _WORST_FIRST: Final = (Level.PROBLEM, Level.WARNING, Level.OK)
 
 
@@ -63,9 +62,14 @@ def _by_model(check: Check, status: ClusterStatus) -> list[Finding]:
         if part.nodes or not model.ready:
             found = check(part)
         else:  # it sleeps
-            found = [_ASLEEP] if check is pool_findings else []
+            found = [_asleep(model)] if check is pool_findings else []
         told += [replace(one, what=f"{model.name}: {one.what}") for one in found]
     return told
+
+
+def _asleep(model: ModelStatus) -> Finding:
+    takes = f", in about {model.wake_s:.2g} s" if model.wake_s else ""
+    return ok("pools", f"asleep: a node wakes for the next request{takes}")
 
 
 def worst_first(found: list[Finding]) -> list[Finding]:

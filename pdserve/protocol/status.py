@@ -158,6 +158,7 @@ class ModelStatus(Message, frozen=True, kw_only=True):
 
     name: str
     ready: bool  # a request for it that arrives now can be served
+    wake_s: float = 0.0  # in which it is expected to have nodes; 0: it has, or nobody knows
     inflight: int  # requests on its nodes
     waiting: int = 0  # requests for it that wait in the coordinator
     refused: dict[str, int] = {}  # requests refused so far, by reason
@@ -171,6 +172,7 @@ class ClusterStatus(Message, frozen=True, kw_only=True):
     model: str  # its name; several with ", " in between
     mode: Mode
     ready: bool  # a request that arrives now can be served
+    wake_s: float = 0.0  # as of ModelStatus, for one model
     coordinators: int = 1  # that use these nodes
     inflight: int  # requests on the nodes
     waiting: int = 0  # requests that wait in the coordinator
@@ -187,6 +189,7 @@ class ClusterStatus(Message, frozen=True, kw_only=True):
             self,
             model=model.name,
             ready=model.ready,
+            wake_s=model.wake_s,
             inflight=model.inflight,
             waiting=model.waiting,
             refused=model.refused,

@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 
 from coordinator.admission import Admission
+from coordinator.admission.decisions import Awaited
 from coordinator.generation import Listener
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
@@ -18,7 +19,7 @@ from coordinator.requests.running import RunningRequest
 from coordinator.routing import Router
 from pdserve._native import TokenRun
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import LoadReport, NodeRole, NodeState, TokenEvent
+from pdserve.protocol import LoadReport, NodeRole, NodeState, Prompt, Slo, TokenEvent
 from pdserve.shared.clock import Clock
 from tests.fakes.hellos import node_hello
 from tests.fakes.outbox import RecordingOutbox
@@ -39,6 +40,7 @@ def made_flow(
     on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
     waits_for_nodes: bool = False,
     adapter_missing: Callable[[str], None] = lambda digest: None,
+    until_awake: Callable[[Slo, Prompt], Awaited | None] = lambda slo, prompt: None,
 ) -> Flow:
     """A flow of requests for the model "m"."""
     metrics = metrics or CoordinatorMetrics()
@@ -50,7 +52,9 @@ def made_flow(
         model="m",
         times=times,
         clock=clock,
-        wanted=WantedNodes(are_awaited=waits_for_nodes, adapter_missing=adapter_missing),
+        wanted=WantedNodes(
+            are_awaited=waits_for_nodes, adapter_missing=adapter_missing, until_awake=until_awake
+        ),
         process=FlowProcess(on_ended=on_ended),
     )
 

@@ -82,7 +82,7 @@ class Coordinator:
             case Refuse():
                 self._cluster.refuse(call)
             case Wait():
-                self.admission.wait(call.call_id, call, call.slo, now_s)
+                self.admission.wait(call.call_id, call, call.slo, now_s, decision)
 
     def progressed(self, call: Call, num_tokens: int) -> None:
         """As Front.progressed."""

@@ -85,7 +85,8 @@ def _models(status: ClusterStatus) -> Iterator[Text]:
         ready = Text("ready", "green") if model.ready else Text("not ready", "bold red")
         nodes = sum(node.model == model.name for node in status.nodes)
         rest = f"  {nodes} nodes  {model.inflight} in flight  {model.waiting} waiting"
-        yield Text.assemble(f"{model.name}  ", ready, rest)
+        wakes = f"  asleep: wakes in about {model.wake_s:.2g} s" if model.wake_s else ""
+        yield Text.assemble(f"{model.name}  ", ready, rest, wakes)
 
 
 def _requests(status: ClusterStatus) -> Iterator[Text]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
+from coordinator.admission.decisions import Awaited
 from coordinator.admission.in_flight import PRESENCE_S
 from coordinator.admission.policy import BACKLOG_S, HYSTERESIS, UNFORESEEN_S
 from coordinator.admission.slack import HIGHEST, HIGHEST_TPOT_MARGIN, LOWEST, Margin
@@ -56,7 +57,7 @@ class Door:
         self.admission.dispatched(request_id, slo, predicted, self.clock.now())
 
     def wait_in_line(self, request_id: str) -> None:
-        self.admission.wait(request_id, BATCH, BATCH, self.clock.now())
+        self.admission.wait(request_id, BATCH, BATCH, self.clock.now(), Wait())
 
 
 def queued(seconds: float) -> Predicted:
@@ -417,3 +418,53 @@ def test_a_margin_stays_within_its_bounds(pairs: list[tuple[float, float]]) -> N
     for predicted_s, real_s in pairs:
         margin.learn(predicted_s, real_s)
         assert LOWEST <= margin.factor <= HIGHEST
+
+
+# ---- models that wake --------------------------------------------------------------------------
+
+
+def waking(*, queue_s: float = 0.0, wake_s: float = 1.0, is_ordered: bool = True) -> Awaited:
+    return Awaited(wake_s=wake_s, is_ordered=is_ordered, queue_s=queue_s, prompt_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("awaited", "keeps_promise"),
+    [
+        (waking(queue_s=0.4), True),
+        (waking(is_ordered=False), True),
+        (waking(wake_s=1.6, is_ordered=False), False),  # somebody has to wait, or none wakes
+        (waking(queue_s=0.6, is_ordered=False), False),
+        (None, False),  # nobody knows
+    ],
+)
+def test_a_promise_counts_the_wake(awaited: Awaited | None, *, keeps_promise: bool) -> None:
+    door = Door()
+    decision = door.admission.decide_without_nodes(INTERACTIVE, awaited, 1000.0)
+    assert isinstance(decision, Wait)
+    assert decision.keeps_promise is keeps_promise
+    waits_as = door.admission.wait("r", INTERACTIVE, INTERACTIVE, 1000.0, decision)
+    assert (waits_as == INTERACTIVE) is keeps_promise
+    assert (waits_as.ttft_s == 0.0) is not keeps_promise
+
+
+@pytest.mark.parametrize("awaited", [waking(queue_s=0.6), waking(wake_s=1.6, queue_s=0.2)])
+def test_who_would_miss_its_promise_comes_again_after_the_wake_and_the_queue(
+    awaited: Awaited,
+) -> None:
+    door = Door()
+    error = refused(door.admission.decide_without_nodes(INTERACTIVE, awaited, 1000.0))
+    assert error.retry_after_s == awaited.wake_s + awaited.queue_s
+    assert f"the model is awake in {awaited.wake_s:.3g} s" in error.message
+    assert door.admission.num_refused["ttft"] == 1
+    for slo in (BATCH, replace(INTERACTIVE, ttft_s=0.4)):  # not even nodes that are awake keep it
+        assert door.admission.decide_without_nodes(slo, awaited, 1000.0) == Wait()
+    assert Door(refuses=False).admission.decide_without_nodes(INTERACTIVE, awaited, 0.0) == Wait()
+
+
+def test_nobody_leaves_a_full_line_before_the_wake() -> None:
+    door = Door(max_waiting=1)
+    door.wait_in_line("r")
+    door.clock.advance(0.5)
+    decision = door.admission.decide_without_nodes(BATCH, waking(), door.clock.now())
+    assert isinstance(decision, Refuse)
+    assert (decision.reason, decision.error.retry_after_s) == ("waiting", 1.5)

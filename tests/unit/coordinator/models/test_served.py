@@ -10,12 +10,13 @@ from coordinator.models.files import ModelFiles, read_all_model_files
 from coordinator.models.model import Catalog, make_model
 from coordinator.models.overview import whole_status
 from coordinator.models.served import ServedModels
+from coordinator.pools.wake_times import FIRST_WAKE_S
 from coordinator.requests.flow import FlowProcess
 from coordinator.service import CoordinatorService
 from pdserve.findings.checks import findings
 from pdserve.findings.finding import Level
 from pdserve.metrics import CoordinatorMetrics, pieces_of_all
-from pdserve.protocol import NodeHello, NodeRole, Welcome
+from pdserve.protocol import NodeHello, NodeRole, NodeState, Welcome
 from pdserve.protocol.status import ClusterStatus, NodeStatus, WaitingClass
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import CheckpointConfig, CoordinatorConfig
@@ -26,7 +27,7 @@ from pdserve.shared.slo import parse_slo_classes
 from tests.checkpoints import make_checkpoint
 from tests.fakes.generator import FakeGenerator, node_status, tiny_tokenizer
 from tests.fakes.hellos import node_hello
-from tests.fakes.members import join
+from tests.fakes.members import join, report
 
 FILE = """
 [models.small]
@@ -97,6 +98,24 @@ def test_a_node_joins_its_model_and_no_other(served: ServedModels) -> None:
     again = node_hello("d0", incarnation="2", model_id="same", model_name="other")
     with pytest.raises(PdserveError, match="'d0' is attached already"):
         joined(again)  # it is a member still, though of another model
+
+
+def test_a_wake_is_expected_where_a_node_may_wake_and_none_is_loading(
+    served: ServedModels,
+) -> None:
+    first, second = served.clusters
+    assert second.flow.status().wake_s == 0.0  # there is nobody who could
+    node = join(first.registry, "d0", NodeRole.DECODE, may_become=["other"])
+    assert second.flow.status().wake_s == FIRST_WAKE_S
+    assert first.flow.status().wake_s == 0.0
+    (told,) = (m for m in served.catalog.status().models if m.name == "other")
+    assert told.wake_s == FIRST_WAKE_S
+    loading = join(second.registry, "d1", NodeRole.DECODE)
+    report(second.registry, loading, NodeRole.DECODE, state=NodeState.LOADING)
+    assert second.flow.status().wake_s == 0.0
+    second.registry.remove(loading)
+    first.registry.remove(node)
+    assert second.flow.status().wake_s == 0.0
 
 
 def test_places_on_nodes_are_bounded_for_all_models_together(served: ServedModels) -> None:

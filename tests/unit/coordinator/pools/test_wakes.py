@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pytest
+
+from coordinator.pools.wake_times import FIRST_WAKE_S, WakeTimes
 from coordinator.pools.wakes import (
     BUSY_S,
     MIN_AWAKE_S,
     ORDER_S,
     AwakeNode,
+    Coming,
     ModelNow,
     Waiting,
     Wake,
@@ -122,10 +126,31 @@ def test_tenants_take_turns_at_waking() -> None:
 def test_what_a_wake_takes_is_learned() -> None:
     nodes = [node("d0")]
     wakes, now_s = known(model("a", nodes), model("b"))
-    first_s = wakes.wake_s
+    assert wakes.coming("b", now_s) == Coming(FIRST_WAKE_S, is_ordered=False)
     wakes.decide([model("a", nodes), model("b", waiting=waits(1))], now_s)
-    wakes.decide([model("a"), model("b", [node("d0", life="2")])], now_s + 0.2)
-    assert 0.2 < wakes.wake_s < first_s
+    wakes.decide([model("a"), model("b", [node("d0", life="2")])], now_s + 0.25)
+    assert wakes.times.expected_s("b") == 0.25
+    assert wakes.times.expected_s("a") == 0.25  # as others, before its first one
+
+
+def test_each_model_has_times_of_its_own_within_which_most_wakes_are_over() -> None:
+    times = WakeTimes(ORDER_S)
+    for number in range(200):
+        times.learn("even", 0.5)
+        times.learn("uneven", 0.4 if number % 2 else 0.8)
+    assert times.expected_s("even") == pytest.approx(0.5)
+    assert 0.8 <= times.expected_s("uneven") < 1.1
+    assert 0.5 < times.expected_s("new") < 1.1
+    times.learn("stuck", 1e9)
+    assert times.expected_s("stuck") == ORDER_S
+
+
+def test_what_is_left_of_a_wake() -> None:
+    nodes = [node("d0")]
+    wakes, now_s = known(model("a", nodes), model("b"))
+    wakes.decide([model("a", nodes), model("b", waiting=waits(1))], now_s)
+    for for_s, left_s in ((0.25, 0.75), (1.0, 0.0), (3.0, 2.0), (28.0, 2.0), (31.0, 0.0)):
+        assert wakes.coming("b", now_s + for_s) == Coming(left_s, is_ordered=True)
 
 
 def test_a_wake_that_fails_is_tried_again_and_then_more_and_more_rarely() -> None:
@@ -140,4 +165,5 @@ def test_a_wake_that_fails_is_tried_again_and_then_more_and_more_rarely() -> Non
     assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
     assert wakes.decide(asked, now_s + ORDER_S) == []  # nothing has come of it
     assert wakes.decide(asked, now_s + 2 * ORDER_S - 1) == []
+    assert wakes.coming("b", now_s + 2 * ORDER_S - 1) is None
     assert wakes.decide(asked, now_s + 2 * ORDER_S) == [Wake("d0", "b")]

@@ -298,7 +298,7 @@ async def test_requests_wait_for_nodes_that_will_be_started() -> None:
     nodes = Nodes(waits_for_nodes=True, max_inflight=2, times=NO_GAP)
     assert nodes.flow.is_ready()
     waiting = [nodes.start("one"), nodes.start("two")]
-    with pytest.raises(Overloaded, match="queue of requests without a promise is full: it has 2"):
+    with pytest.raises(Overloaded, match="queue of requests that wait is full: it has 2"):
         nodes.start("three")
     prefill = nodes.join("p", NodeRole.PREFILL)
     assert sent(prefill) == []

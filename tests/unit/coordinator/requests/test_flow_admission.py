@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.admission import Admission, Admit, Refuse, Wait, WaitingLine
-from coordinator.admission.decisions import Decision, PredictedTimes
+from coordinator.admission.decisions import Awaited, Decision, PredictedTimes
 from coordinator.generation import GenerationRequest, Route
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
@@ -96,7 +96,7 @@ class ScriptedAdmission(Admission[RunningRequest]):
 class Nodes:
     """A flow over one node of each pool."""
 
-    def __init__(self) -> None:
+    def __init__(self, awaited: Awaited | None = None) -> None:
         self.clock = ManualClock(1000.0)
         self.registry = Registry()
         self.metrics = CoordinatorMetrics()
@@ -109,6 +109,8 @@ class Nodes:
             metrics=self.metrics,
             clock=self.clock,
             times=NO_GAP,
+            waits_for_nodes=awaited is not None,
+            until_awake=lambda slo, prompt: awaited,
         )
         self.prefill = join(self.registry, "p", NodeRole.PREFILL)
         self.decode = join(self.registry, "d", NodeRole.DECODE)
@@ -426,4 +428,23 @@ async def test_who_is_in_line_when_a_pool_becomes_empty_waits_as_long_as_its_cla
     await settled()
     with pytest.raises(NoNodeAvailable, match="decode node"):
         await output(new)
+    assert nodes.flow.num_inflight == 0
+
+
+async def test_who_was_promised_something_during_a_wake_gets_it_from_nodes_that_are_there() -> None:
+    nodes = Nodes(Awaited(wake_s=1.0, is_ordered=True, queue_s=0.0, prompt_s=0.5))
+    nodes.registry.remove(nodes.decode)
+    nodes.admission.has_room = False  # which is for those without a promise
+    running, other = nodes.start("promised", INTERACTIVE), nodes.start("other", BATCH)
+    with pytest.raises(SloUnreachable) as refusal:
+        nodes.start("hasty", INTERACTIVE, waited_s=0.75)
+    assert refusal.value.retry_after_s == 1.0
+    nodes.clock.advance(0.75)
+    nodes.decode = join(nodes.registry, "d", NodeRole.DECODE)
+    await settled()
+    (leg,) = said_to(nodes.prefill)
+    assert isinstance(leg, PrefillLeg)
+    assert (leg.request_id, leg.slo.priority, leg.slo.ttft_s) == ("promised", 2, 1.25)
+    for one in (running, other):
+        one.cancel("done")
     assert nodes.flow.num_inflight == 0
