@@ -134,5 +134,4 @@ def _by_rate(mode: ModeReport, value: Callable[[Score], float]) -> Iterator[tupl
 
 def _label_rates(axes: Axes) -> None:
     axes.set_xlabel("rate (requests/s, all cores)")
-    axes.set_xlim(left=0)
     axes.grid(alpha=0.25)

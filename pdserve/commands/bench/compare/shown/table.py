@@ -135,6 +135,12 @@ def verdict_lines(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Iter
         yield f"{scenario.name}: {verdict.text}."
     if scenario.noise is not None:
         yield f"{scenario.name}: {scenario.noise.text}"
+    late = [row.rate for mode in modes for row in mode.rows if not row.client_kept_up]
+    if late:
+        yield (
+            f"{scenario.name}: from {min(late):.3g}/s on the load client itself was late: a "
+            "goodput above that may be its limit, not a server's."
+        )
     if scenario.answers.text:
         yield f"{scenario.name}: {scenario.answers.text}."
     for mode in modes:

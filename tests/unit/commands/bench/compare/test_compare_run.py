@@ -27,7 +27,7 @@ from pdserve.commands.bench.compare.progress import Progress, announcement, busy
 from pdserve.commands.bench.compare.report import CompareReport
 from pdserve.commands.bench.compare.run import case_maker
 from pdserve.commands.bench.compare.runner import Candidate, Experiment, ModeServer
-from pdserve.commands.bench.compare.shown.table import mode_table, remarks, tables
+from pdserve.commands.bench.compare.shown.table import mode_table, remarks, tables, verdict_lines
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.bench.load.slo_score import score
 from pdserve.commands.cli.main import build_parser, main
@@ -309,7 +309,10 @@ def test_a_busy_machine_is_remarked_on() -> None:
 
 
 def test_a_late_client_and_cut_requests_are_remarked_on() -> None:
-    said = "\n".join(remarks(made_report()))
+    report = made_report()
+    told = "\n".join(verdict_lines(report.scenarios[0], report.modes))
+    assert "from 1/s on the load client itself was late" in told
+    said = "\n".join(remarks(report))
     assert "In 1 rows marked ! the client itself was late" in said
     assert "3 requests were cut" in said
 

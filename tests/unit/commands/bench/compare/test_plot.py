@@ -34,6 +34,7 @@ def test_attainment_is_drawn_as_in_distserve() -> None:
     assert lines["-", "grey"][1] == [100 * TARGET] * 2
     crossings = sorted(float(line.get_xdata()[0]) for line in axes.lines if _is_vertical(line))  # type: ignore[index]
     assert crossings == pytest.approx([1 + 1 / 6, 1.5])
+    assert axes.get_xlim()[0] > 0.9, "there is nothing at lower rates"
 
 
 def test_runs_at_one_rate_are_one_point_and_other_servers_have_colours_of_their_own() -> None:
