@@ -71,9 +71,10 @@ PDSERVE_INLINE void expand_rows(const Expansion& expansion, int64_t panel, int p
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
             float* y = sums + r * sum_stride + v * kLanes;
-            FloatLanes base = load(y);
-            if (factors != nullptr) base = base * load(factors + v * kLanes);
-            store(y, base + totals[r][v]);
+            const FloatLanes base = load(y);
+            // Fused in all of these loops, or rows beside it would change a row's bits.
+            store(y, factors == nullptr ? base + totals[r][v]
+                                        : multiply_add(totals[r][v], base, load(factors + v * kLanes)));
         }
     }
 }

@@ -20,7 +20,7 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.weights.load import load_decoder
 from pdserve.kv import KvDtype
-from pdserve.model_files.checkpoint import resolve_checkpoint
+from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.shared.errors import AdapterRefused
 from tests.adapters import ALL_LINEAR, make_adapter, merged
 from tests.checkpoints import make_checkpoint
@@ -49,9 +49,9 @@ CASES = {
 }
 
 
-def take(node: Node, folder: Path) -> Adapter:
+def take(node: Node, folder: Path, checkpoint: Checkpoint | None = None) -> Adapter:
     """Load an adapter into the node's decoder."""
-    adapter = read_adapter(folder, ModelPlan.of(node.model.config))
+    adapter = read_adapter(folder, ModelPlan.of(node.model.config), checkpoint=checkpoint)
     node.model.take_adapter(adapter)
     return adapter
 
@@ -94,12 +94,17 @@ def test_rows_have_the_tokens_of_merged_weights(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bits_of_a_row_do_not_depend_on_its_batch(dtype: str, tmp_path: Path) -> None:
     base = make_checkpoint(tmp_path / "base", "llama")
-    folders = [make_adapter(tmp_path / f"a{n}", base, rank=5 + n, seed=n) for n in range(3)]
+    folders = [
+        make_adapter(tmp_path / "plain", base, rank=5),
+        make_adapter(tmp_path / "bias", base, rank=6, seed=1, lora_bias=True),
+        make_adapter(tmp_path / "dora", base, rank=7, seed=2, use_dora=True),
+    ]
+    checkpoint = resolve_checkpoint(str(base))
 
     def states(order: Sequence[int], chunk: int) -> dict[int, torch.Tensor]:
         """The keys and values of requests with different adapters, by their numbers."""
         node = Node.load(base, dtype=KvDtype(dtype))
-        digests = ["", *(take(node, folder).digest for folder in folders)]
+        digests = ["", *(take(node, folder, checkpoint).digest for folder in folders)]
         requests = {n: make_request(make_prompt(40, n), adapter=digests[n % 4]) for n in order}
         node.generate(list(requests.values()), 3, chunk)
         return {n: node.kv_cache.pool[each.block_table[:2]] for n, each in requests.items()}
