@@ -70,7 +70,7 @@ async def test_all_modes_answer_alike(mode: Mode, model: Path) -> None:
 
 @pytest.mark.long
 async def test_kills_and_later_turns_change_no_token(model: Path) -> None:
-    """Both nodes that hold states are killed, one after the other; prefixes end with snapshots."""
+    """The node that decodes streams with states is killed; later turns begin with snapshots."""
     prompts = [make_prompt(length, length) for length in (70, 150)]
     async with (
         running(Fleet(fleet_config(model, prefill=1, decode=2))) as fleet,
