@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from coordinator.adapters.generator import AdaptedGenerator
 from coordinator.adapters.known import KnownAdapters, Version
 from coordinator.adapters.life import Adapters
 from coordinator.nodes.registry import Member
@@ -121,7 +120,7 @@ BUGS = {
         BlockPool, "release", "self._bump_generations(freed)", "pass"
     ),
     "an adapter's name gets the model's own tokens": Bug(
-        AdaptedGenerator, "_adapted", "adapter=self.version.digest", 'adapter=""', 40
+        Version, "adapt", "adapter=self.digest", 'adapter=""', 40
     ),
     "an adapter is unneeded before its last stream has ended": Bug(
         KnownAdapters, "take_unneeded", " and not self._uses(d)", "", 40
