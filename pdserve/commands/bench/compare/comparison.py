@@ -194,7 +194,7 @@ def _scenario_report(
     took_s: float,
 ) -> ScenarioReport:
     rates = sorted({row.rate for rows in result.rows.values() for row in rows})
-    sent = result.sent
+    sent = experiment.requests_at(case, rates[-1], result.turns[rates[-1]])[0] if rates else []
     return ScenarioReport(
         name=case.name,
         shows=case.shows,

@@ -7,8 +7,7 @@ which it was not is halved, until it is small; and the rates around the least ce
 measured again with other requests, until all are certain enough or there is no time left.
 
 Where time is short, short runs of each mode by itself come first, at rates that double: they say
-where the crossings are, so that no longer run is far from them. Then each mode begins below its own
-crossing, and has no runs at rates at which it is certain what it would do.
+where the crossings are, so that no longer run is far from them.
 """
 
 from __future__ import annotations
@@ -24,14 +23,11 @@ from pdserve.commands.bench.compare.goodput import (
     goodput,
     merged,
 )
-from pdserve.commands.bench.load.slo_score import wilson
 
 GROWTH = 1.5  # factor from one rate to the next
 NEAR = 1.25  # the same, where the first rate is known to be near the crossings
 _LEAP = 2.0  # factor as long as all requests of all modes were in time
-_CLOSE = 1.08  # rates closer than this factor are not distinguished,
-_NEAR_ENOUGH = 1.3  # or than this one, where the first rate is known to be near
-_HALVED = 1.5  # short runs need not be closer than this factor
+_CLOSE = 1.08  # rates closer than this factor are not distinguished
 _LEAST_PROBED, _MOST_PROBED = 0.05, 64  # of the first one: short runs go no further
 _LOWEST = 0.3  # of the first rate: goodput below it is not worth finding
 
@@ -69,22 +65,9 @@ def next_rate(
     if not closed:
         return None
     below, above = max(closed, key=lambda bracket: bracket[1] / bracket[0])
-    # Where there is little time, equal runs tell more: they say how much chance does.
-    if above / below > (_CLOSE if growth > NEAR else _NEAR_ENOUGH):
+    if above / below > _CLOSE:
         return sqrt(below * above)
     return _again(sorted_curves, target, width, dispersion)
-
-
-def is_worth(points: Sequence[RatePoint], rate: float, target: float) -> bool:
-    """Whether a run at this rate could tell something of a mode that these runs leave open.
-
-    It does not if the mode failed for certain at a lower rate, or kept the promise at a higher one.
-    """
-    for point in merged(points):
-        low, high = wilson(*point.worst)
-        if (point.rate < rate and high < target) or (point.rate > rate and low >= target):
-            return False
-    return True
 
 
 class Bracket:
@@ -97,7 +80,7 @@ class Bracket:
     def next_rate(self) -> float | None:
         """The rate to try next; None: it is known, or not worth finding."""
         if self._kept and self._late < inf:
-            return self.middle if self._late / self._kept > _HALVED else None
+            return None
         if self._late < inf:
             halved = self._late / _LEAP
             return halved if halved > self._begin * _LEAST_PROBED else None
@@ -110,11 +93,6 @@ class Bracket:
             self._kept = max(self._kept, rate)
         else:
             self._late = min(self._late, rate)
-
-    @property
-    def begin(self) -> float:
-        """A rate that is probably kept, beside one that is probably not."""
-        return self._kept or self.middle / sqrt(_LEAP)
 
     @property
     def middle(self) -> float:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from math import ceil, inf
 from typing import Protocol
 
 import msgspec
@@ -90,7 +89,6 @@ class RunRecord(msgspec.Struct, frozen=True):
     beside_itself: bool = False  # it is the second run of its mode at this rate and turn (A/A)
     client_lag_p99_ms: float | None = None  # of a clock that ticks beside the client
     client_core_share: float = 0.0  # CPU share of the client, in cores
-    turn: int = 0  # of the requests: runs at one rate and turn had the same
 
 
 Keep = Callable[[RunRecord], None]
@@ -143,13 +141,10 @@ class CandidateRunner:
         promise: Promise,
         *,
         beside_itself: bool = False,
-        turn: int = 0,
     ) -> RunRecord:
         """Run an open loop at this rate. Raises ClusterError as `settle`."""
         limit_s = drain_s(promise, requests)
-        return await self._run(
-            what, requests, limit_s, rate, beside_itself=beside_itself, turn=turn
-        )
+        return await self._run(what, requests, limit_s, rate, beside_itself=beside_itself)
 
     async def interference(self, scenario: Scenario, seed: int) -> Interference:
         """Measure the scenario's streams without and with disturbance. Raises as `settle`."""
@@ -169,7 +164,6 @@ class CandidateRunner:
         rate: float | None = None,
         *,
         beside_itself: bool = False,
-        turn: int = 0,
     ) -> RunRecord:
         async with self._turn() as client:
             run = await client.run(requests, self._salt(what), limit_s)
@@ -181,7 +175,6 @@ class CandidateRunner:
                 beside_itself,
                 Percentiles.of(run.lags_s).p99,
                 run.core_share,
-                turn,
             )
             self._keep(record)
         return record
@@ -271,19 +264,13 @@ class Experiment:
         self.tell(f"{who} is left out: {error.message}")
 
     def requests_at(
-        self, case: CompareCase, rate: float, turn: int = 0, most_s: float = inf
+        self, case: CompareCase, rate: float, turn: int = 0
     ) -> tuple[list[TimedRequest], float]:
         """Return the requests at that rate, and the seconds over which they arrive.
 
         In whole decks, so that each turn has the same mixture; with other arrivals, lengths and
-        contents each. Where the least number of requests would take longer than `most_s`, there are
-        fewer.
+        contents each.
         """
-        least = (
-            min(self.plan.least_requests, ceil(rate * most_s))
-            if most_s < inf
-            else (self.plan.least_requests)
-        )
-        count = case.count_at(rate, least, self.plan.duration_s)
+        count = case.count_at(rate, self.plan.least_requests, self.plan.duration_s)
         requests = case.workload.timed(rate, count, turn, contents=turn)
         return requests, len(requests) / rate

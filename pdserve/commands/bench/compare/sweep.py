@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import inf
+from math import sqrt
 
 from pdserve.commands.bench.compare.answers import Answers
 from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.config import COLOCATED, Tuning
 from pdserve.commands.bench.compare.goodput import RatePoint
 from pdserve.commands.bench.compare.interference import Interference
-from pdserve.commands.bench.compare.rates import GROWTH, NEAR, Bracket, is_worth, next_rate
+from pdserve.commands.bench.compare.rates import GROWTH, NEAR, Bracket, next_rate
 from pdserve.commands.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.commands.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
 from pdserve.commands.bench.compare.shown.verdict import dispersion
 from pdserve.commands.bench.load.outcome import Outcome, Promise
 from pdserve.commands.bench.load.slo_score import score
-from pdserve.commands.bench.load.workload import TimedRequest
 from pdserve.shared.errors import ClusterError
 
 _START = 0.6  # first rate, as a share of the best mode's capacity
@@ -28,7 +26,6 @@ _CERTAIN = 1.15  # ratio of the ends of an interval of goodput that needs no fur
 _PROBING = 0.35  # most of the time that the search for the crossings may take
 _PROBED = 24  # least number of requests of a short run,
 _PROBE_TTFTS = 3.0  # and its duration in promised TTFTs, if a whole run is not shorter
-_LEAST_ROUNDS = 5  # of the modes, if one may have fewer requests than it should
 _PROBE_TURNS = 500  # from which on turns are theirs
 _RATE_DIGITS = 3
 _ENOUGH = "what another run could tell is not worth its time"  # why it ends
@@ -43,8 +40,7 @@ class SweepResult:
     interference: dict[str, Interference] = field(default_factory=dict)
     rows: dict[str, list[RateRow]] = field(default_factory=dict)
     again: dict[str, list[RateRow]] = field(default_factory=dict)  # of one of them, beside itself
-    highest: float = 0.0  # rate so far,
-    sent: Sequence[TimedRequest] = ()  # and its first requests
+    turns: dict[float, int] = field(default_factory=dict)  # rate |-> that of its first requests
     answers: Answers = field(default_factory=Answers)
     stopped: str = "interrupted"  # why there are no more rates
 
@@ -79,8 +75,7 @@ class Sweep:
         self._promise = promise
         self._idle = idle
         self._takes = max(unloaded.burst_per_s for unloaded in idle.values())
-        self._begins: dict[str, float] = {}  # mode |-> where its rates begin, if that is known
-        self._most_s = inf  # of a run that would be longer for the least number of its requests
+        self._near = 0.0  # a rate in the middle of the crossings; 0: not known
 
     async def run(self, result: SweepResult, until_s: float) -> None:
         """Measure, into `result`; do not begin a rate that would not be done by `until_s`."""
@@ -154,9 +149,7 @@ class Sweep:
         longest_tail_s = 0.0  # of a run, after its last arrival
         if self._plan.is_quick and not self._plan.rates:
             left_s = until_s - self._experiment.clock.now()
-            await self._probe(runners, result, until_s - (1 - _PROBING) * left_s)
-            left_s = until_s - self._experiment.clock.now()
-            self._most_s = left_s / (_LEAST_ROUNDS * (len(runners) + 1))
+            self._near = await self._probe(runners, result, until_s - (1 - _PROBING) * left_s)
         for number in count():
             if not runners:
                 break
@@ -169,20 +162,16 @@ class Sweep:
             # and no interval would show it. No prompt is sent twice: whoever keeps answers, or
             # ignores salts, gains nothing.
             turn = 2 * number + 1
-            requests, duration_s = self._experiment.requests_at(
-                self._case, rate, turn, self._most_s
-            )
-            others, _ = self._experiment.requests_at(self._case, rate, turn + 1, self._most_s)
-            worth = self._worth(result, rate)
-            order = [(mode, result.rows) for mode in runners if mode in worth]
-            order += [(mode, result.again) for mode in result.again if mode in worth]
-            needs_s = len(order) * (duration_s + longest_tail_s)
+            requests, duration_s = self._experiment.requests_at(self._case, rate, turn)
+            others, _ = self._experiment.requests_at(self._case, rate, turn + 1)
+            result.turns.setdefault(rate, turn)
+            needs_s = (len(runners) + len(result.again)) * (duration_s + longest_tail_s)
             left_s = max(0.0, until_s - self._experiment.clock.now())
             if number and needs_s > left_s:
                 result.stopped = f"no time for {rate:g}/s, which would take {needs_s:.0f} s"
                 return
-            if rate > result.highest:
-                result.highest, result.sent = rate, requests
+            order = [(mode, result.rows) for mode in runners]
+            order += [(mode, result.again) for mode in result.again]
             said: dict[str, list[Outcome]] = {}
             for mode, rows in order if number % 2 == 0 else reversed(order):
                 if mode not in runners:
@@ -197,7 +186,6 @@ class Sweep:
                         rate,
                         self._promise,
                         beside_itself=beside,
-                        turn=turn,
                     )
                 except ClusterError as error:
                     del runners[mode]
@@ -210,17 +198,17 @@ class Sweep:
                         said[mode] = run.outcomes
                 tail_s = self._experiment.clock.now() - began_s - duration_s
                 longest_tail_s = max(longest_tail_s, tail_s)
-            if len(said) > 1:
-                result.answers.add(rate, said)
+            result.answers.add(rate, said)
         result.stopped = "no mode is left"
 
     async def _probe(
         self, runners: dict[str, CandidateRunner], result: SweepResult, until_s: float
-    ) -> None:
-        """Find where the rates of each mode begin: below where it fails, by short runs of it.
+    ) -> float:
+        """Return a rate in the middle of where the modes fail, by a short run at each of a few.
 
         A run lasts several times the promised TTFT, or a burst would pass that is no rate.
         """
+        crossings: list[float] = []
         begin, number = self._takes * _START, count(_PROBE_TURNS)
         lasts_s = min(_PROBE_TTFTS * self._promise.ttft_s, self._plan.duration_s)
         for mode in list(runners):
@@ -242,37 +230,20 @@ class Sweep:
                 bracket.add(rate, is_kept=scored.attainment >= self._plan.target)
             else:
                 begin = bracket.middle
-                self._begins[mode] = bracket.begin
-
-    def _worth(self, result: SweepResult, rate: float) -> set[str]:
-        """Return the modes of which a run at this rate could tell something: at least one."""
-        if not self._begins:
-            return set(result.rows)
-        worth = set()
-        for mode, points in zip(result.rows, result.points, strict=True):
-            begins = not points and rate * GROWTH >= self._begins[mode]
-            if begins or (points and is_worth(points, rate, self._plan.target)):
-                worth.add(mode)
-        return worth or set(result.rows)
+                crossings.append(begin)
+        return sqrt(min(crossings) * max(crossings)) if crossings else begin
 
     def _next_rate(self, number: int, result: SweepResult) -> float | None:
         if self._plan.rates:
             return self._plan.rates[number] if number < len(self._plan.rates) else None
         points = result.points
-        begins = [
-            self._begins[mode]
-            for mode, runs in zip(result.rows, points, strict=True)
-            if mode in self._begins and not runs
-        ]
-        if begins:
-            return round(min(begins), _RATE_DIGITS)
         rate = next_rate(
             points,
-            min(self._begins.values(), default=self._takes * _START),
+            self._near or self._takes * _START,
             self._plan.target,
             _CERTAIN,
             dispersion(points),
-            NEAR if self._begins else GROWTH,
+            NEAR if self._near else GROWTH,
         )
         return None if rate is None else round(rate, _RATE_DIGITS)
 

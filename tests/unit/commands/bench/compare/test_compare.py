@@ -15,7 +15,7 @@ from pdserve.commands.bench.compare import interference
 from pdserve.commands.bench.compare.cases import CompareCase, made_up
 from pdserve.commands.bench.compare.comparison import compare, promise_of
 from pdserve.commands.bench.compare.config import ComparePlan, Tuning
-from pdserve.commands.bench.compare.rates import Bracket
+from pdserve.commands.bench.compare.rates import NEAR, Bracket
 from pdserve.commands.bench.compare.report import (
     CompareReport,
     ModeReport,
@@ -327,7 +327,7 @@ async def test_the_rates_start_below_what_a_burst_was_served_at() -> None:
 
 
 async def test_a_quick_one_looks_for_the_crossings_first() -> None:
-    """Of both modes; the rates begin at the highest that the first one to fail kept."""
+    """Of both modes; the rates begin between their limits, and rise by less than otherwise."""
     world = World(
         answers={
             Candidate("disaggregated"): refuses_in("-probe-5"),  # its run 1 is a warm-up
@@ -340,12 +340,16 @@ async def test_a_quick_one_looks_for_the_crossings_first() -> None:
     found, report, _ = await world.run(quick)
     burst = max(mode.unloaded.burst_per_s for mode in found.values())
     probes = [(run.mode, run.rate) for run in world.kept if run.what == "probe"]
-    ascended = [0.6, 1.2, 2.4, 4.8, sqrt(2.4 * 4.8)]
+    ascended = [0.6, 1.2, 2.4, 4.8]
     first = [("disaggregated", pytest.approx(burst * up, rel=1e-2)) for up in ascended]
-    assert probes[:5] == first
-    begin = burst * sqrt(sqrt(2.4 * 4.8) * 4.8)
-    assert probes[5] == ("adaptive", pytest.approx(begin, rel=1e-2)), "where the other ended"
-    assert report.rates[0] == pytest.approx(burst * ascended[-1], rel=1e-2), "kept by the first"
+    assert probes[:4] == first
+    limits = [burst * sqrt(2.4 * 4.8)]
+    assert probes[4] == ("adaptive", pytest.approx(limits[0], rel=1e-2)), "where the other ended"
+    limits.append(limits[0] * sqrt(2.0))
+    assert probes[5] == ("adaptive", pytest.approx(2 * limits[0], rel=1e-2))
+    assert len(probes) == 6
+    assert report.rates[0] == pytest.approx(sqrt(limits[0] * limits[1]), rel=1e-2)
+    assert report.rates[1] == pytest.approx(report.rates[0] * NEAR, rel=1e-2)
     assert found["disaggregated"].interference is None
 
 
@@ -357,10 +361,8 @@ def test_a_bracket_ends_on_both_sides() -> None:
             bracket.add(rate, is_kept=is_kept(rate))
         return rates, bracket.middle
 
-    tries, middle = tried(lambda rate: rate < 20)
-    assert tries == pytest.approx([8, 16, 32, sqrt(16 * 32)])
-    assert middle == pytest.approx(sqrt(16 * sqrt(16 * 32)))
-    assert tried(lambda rate: rate < 3)[0] == pytest.approx([8, 4, 2, sqrt(4 * 2)])
+    assert tried(lambda rate: rate < 20) == ([8, 16, 32], pytest.approx(sqrt(16 * 32)))
+    assert tried(lambda rate: rate < 3) == ([8, 4, 2], pytest.approx(sqrt(4 * 2)))
     assert len(tried(lambda rate: True)[0]) == 7
     assert len(tried(lambda rate: False)[0]) == 5
 
