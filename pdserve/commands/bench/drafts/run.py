@@ -79,7 +79,8 @@ def _measure(config: DraftsBenchConfig) -> list[DraftsRow]:
 
 def _most_blocks(config: DraftsBenchConfig, model: NodeModel) -> int:
     """Blocks for the largest batch, and as much again for prompts that are kept."""
-    a_stream = model.layout.blocks_for(MOST_PROMPT + config.tokens)
+    layout = model.layout
+    a_stream = layout.blocks_for(MOST_PROMPT + config.tokens) * (1 + layout.num_companions)
     return 2 * _TEXTS_A_BATCH * a_stream * max(config.batches)
 
 

@@ -63,7 +63,7 @@ class Streams:
         """Compute the prompts one after the other, then decode all together, `tokens` of each.
 
         Raises:
-            PdserveError: a step has failed.
+            PdserveError: a step has failed, or a prompt has no room.
         """
         requests = [new_request(text, tokens, self._tenant) for text in texts]
         runner = self._runner
@@ -80,6 +80,8 @@ class Streams:
         engine.on_idle = engine.stop
         watch = _Watch(self._perf, speculation)
         asyncio.run(engine.run(runner, watch))
+        if watch.num_steps == 0:
+            raise PdserveError("nothing was decoded: the pool has no room for a prompt")
         said = [request.output_token_ids for request in requests]
         return Decoded(said, watch.num_tokens, watch.seconds, watch.num_steps)
 
