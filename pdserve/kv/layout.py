@@ -309,7 +309,8 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             KvBudgetTooSmall: one request of `max_model_len` tokens would not fit; with the numbers.
         """
         num_blocks = budget_bytes // self.block_bytes
-        needed = self.blocks_for(max_model_len) * (1 + self.num_companions) + self.state_blocks
+        # Of a state, it has its own blocks, and those of the snapshot that it goes on from.
+        needed = self.blocks_for(max_model_len) * (1 + self.num_companions) + 2 * self.state_blocks
         if num_blocks < needed:
             raise KvBudgetTooSmall(
                 f"a KV budget of {budget_bytes} bytes holds {num_blocks} blocks of "

@@ -84,7 +84,7 @@ def test_a_state_counts_for_each_request() -> None:
     assert layout.held_tokens(100, 2) == 100 + 2 * 3 * 16
     assert layout.tokens_of_held(layout.held_tokens(100, 2), 2) == 100
     assert layout.fingerprint("m", "main") != WHOLE.fingerprint("m", "main")
-    with pytest.raises(KvBudgetTooSmall, match="needs 4 blocks"):
+    with pytest.raises(KvBudgetTooSmall, match="needs 7 blocks"):
         layout.blocks_in_budget(3 * WHOLE.block_bytes, 16)
 
 
