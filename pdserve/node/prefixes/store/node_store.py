@@ -144,15 +144,17 @@ class NodeStore:
             self.breaker.failed()
             log.info("the prefix store is too slow for a prompt")
         except CorruptTransfer as error:
-            statistics.corrupt += 1
             log.warning("%s; it is computed instead", error)
-            self._drop(keys[arrivals.num_taken])
+            self._drop(keys[arrivals.num_taken], is_corrupt=True)
         except OSError as error:
             statistics.failed += 1
             self.breaker.failed()
             log.warning("the prefix store cannot be read: %s", error)
 
-    def _drop(self, key: Key) -> None:
+    def _drop(self, key: Key, *, is_corrupt: bool) -> None:
+        if key.block_hash not in self.index:
+            return  # another that read it has dropped it
+        self.statistics.corrupt += is_corrupt
         self.index.remove(key.block_hash)
         self._upkeep.start(lambda: self._blobs.remove(key.name))
 
@@ -218,8 +220,7 @@ class NodeStore:
                     log.info("the prefix store does not answer: %s", entry)
                     return False
                 if not isinstance(entry, np.ndarray):
-                    self.statistics.corrupt += isinstance(entry, CorruptTransfer)
-                    self._drop(key)
+                    self._drop(key, is_corrupt=isinstance(entry, CorruptTransfer))
             if num_read := sum(isinstance(entry, np.ndarray) for entry in found):
                 self._worth.learn(STORE, num_read, num_read, started_s)
         return True
