@@ -31,7 +31,7 @@ from pdserve.engine.prompt_results.results import (
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.sampling.interface import Draws, StepSampling
 from pdserve.engine.scheduler import StepRuns
-from pdserve.engine.steps.batch import Batch, Spread, StateTables
+from pdserve.engine.steps.batch import Batch, Spread, StateTables, Taps
 from pdserve.engine.steps.batches import StepBatches
 from pdserve.engine.steps.taps import TapPlan, each_tapped, tap
 from pdserve.kv.companions import Companions
@@ -194,7 +194,8 @@ class ModelRunner:
             is_scored(rows) or wanted_states(rows, batch, hidden_size) is not None
         ):
             return batch, None  # computed in parts, or its states are for somebody else
-        return tap(self.taps, rows, batch, hidden_size)
+        is_pinned = self._model.device.type == "cuda"
+        return tap(self.taps, batch, hidden_size, is_pinned=is_pinned)
 
     def all_logits(
         self, rows: Sequence[Scheduled], batch: Batch, progress: LayerProgress | None
@@ -292,6 +293,7 @@ class ModelStep:
         self._sampling = sampling
         self._launched_s = 0.0
         self._tapped: Tensor | None = None
+        self._taps: Taps | None = None
 
     def __call__(self) -> list[SampledToken | None]:
         """Compute it."""
@@ -318,6 +320,7 @@ class ModelStep:
         if sampling is not None and sampling.cargo is not None:
             batch = replace(batch, cargo=sampling.cargo)
         batch, self._tapped = self._runner.tap(self._rows, batch)
+        self._taps = batch.taps
         logits = self._runner.all_logits(self._rows, batch, self._progress)
         if logits is not None and sampling is not None:
             sampling.launch(logits)
@@ -337,6 +340,8 @@ class ModelStep:
             of_rows = self._of_rows(list(filter(None, error.sampled)))
             raise OthersSampled(error.message, error.request_ids, of_rows) from None
         self._runner.ended(self._launched_s)
+        if self._taps is not None:
+            self._taps.wait()
         if self._tapped is not None and self._runner.taps is not None:
             for request, tapped in each_tapped(self._runner.taps, rows, self._tapped):
                 request.tapped = tapped

@@ -17,7 +17,7 @@ from pdserve.engine.cuda.capture.graphs import BUCKETS, DecodeGraphs, DecodeInpu
 from pdserve.engine.cuda.capture.pieces import Buffers, Pieces
 from pdserve.engine.cuda.copies.staging import Staging
 from pdserve.engine.cuda.layers import experts
-from pdserve.engine.cuda.layers.forward import Forward, StepInputs
+from pdserve.engine.cuda.layers.forward import Forward, RowTaps, StepInputs
 from pdserve.engine.cuda.layers.rows import take_sampled
 from pdserve.engine.cuda.sampling.sampler import CudaSampler
 from pdserve.engine.experts import Experts
@@ -49,6 +49,7 @@ class CudaDecoder:
         piece_sizes: tuple[int, ...] = (),
         most_draws: int = BUCKETS[-1],
         least_part: int = LEAST_PART,
+        tap_layers: tuple[int, ...] = (),
     ) -> None:
         """Assemble a decoder.
 
@@ -64,6 +65,7 @@ class CudaDecoder:
             piece_sizes: numbers of rows of the pieces of other steps, ascending; (): none.
             most_draws: there is memory to sample so many tokens at a time.
             least_part: rows that a part of a step has at least, if there are other stages.
+            tap_layers: those of the taps that steps may have, where there are no other stages.
         """
         self.config = config
         self._weights = weights
@@ -76,6 +78,7 @@ class CudaDecoder:
         self._forward = Forward(config, weights, ranks, least_part)
         self.sampler = CudaSampler(staging, config.vocab_size, most_draws)
         self._piece_sizes = piece_sizes
+        self._tap_layers = tap_layers
         self._graphs: DecodeGraphs | None = None
         self._pieces: Pieces | None = None
         self._graphs_pool = 0  # address of the KV pool that these were captured with
@@ -133,14 +136,28 @@ class CudaDecoder:
     ) -> Tensor | None:
         if self._recorder is not None and self._graphs_pool != kv_pool.data_ptr():
             self._capture(self._recorder, kv_pool)
-        graphs = self._graphs
+        graphs, num_sampled = self._graphs, len(batch.sampled_rows)
+        assert batch.taps is None or self._tap_layers, "as planned"
         if progress is None and graphs is not None and graphs.takes(batch):
-            return graphs.logits(batch, self._staging)
-        compute = partial(self._part, kv_pool)
-        logits = self._forward.ends.step(batch, compute, progress)
-        return None if logits is None else logits.float()
+            logits: Tensor | None = graphs.logits(batch, self._staging)
+            taps = graphs.taps
+        else:
+            taps = None if batch.taps is None else self._taps(num_sampled)
+            compute = partial(self._part, kv_pool, taps)
+            logits = self._forward.ends.step(batch, compute, progress)
+            logits = None if logits is None else logits.float()
+        if batch.taps is not None and taps is not None:
+            mark = self._staging.bring(taps.out[:num_sampled], batch.taps.out)
+            batch.taps.wait = mark.synchronize
+        return logits
 
-    def _part(self, kv_pool: Tensor, batch: Batch, progress: LayerProgress | None) -> Finals:
+    def _taps(self, num_rows: int) -> RowTaps:
+        shape = num_rows, len(self._tap_layers), self.config.hidden_size
+        return RowTaps(self._tap_layers, torch.zeros(shape, device=self.device))
+
+    def _part(
+        self, kv_pool: Tensor, taps: RowTaps | None, batch: Batch, progress: LayerProgress | None
+    ) -> Finals:
         """Launch a step, or a part of one."""
         pieces = self._pieces
         if pieces is not None and not pieces.takes(batch):
@@ -149,9 +166,14 @@ class CudaDecoder:
         if batch.sampled_before is not None:
             take_sampled(batch.token_ids, batch.sampled_before)
         if pieces is not None:
-            return pieces.part(batch, kv_pool, self._attention, progress)
+            return pieces.part(batch, kv_pool, self._attention, progress, taps)
         inputs = StepInputs(
-            batch.token_ids, batch.positions, batch.attention, batch.sampled_rows, batch.states
+            batch.token_ids,
+            batch.positions,
+            batch.attention,
+            batch.sampled_rows,
+            batch.states,
+            taps,
         )
         return self._forward.part(inputs, kv_pool, self._attention.attend, progress)
 
@@ -183,7 +205,10 @@ class CudaDecoder:
         inputs = DecodeInputs(rows, -(-self.config.max_model_len // block_size), self.device)
         shape = (rows, self._forward.num_columns)
         logits = torch.zeros(shape, dtype=torch.float32, device=self.device)
-        return DecodeGraphs(recorder, inputs, logits, block_size, self._buckets, ranks=ranks)
+        taps = self._taps(rows) if self._tap_layers else None
+        return DecodeGraphs(
+            recorder, inputs, logits, block_size, self._buckets, ranks=ranks, taps=taps
+        )
 
     def _has_captured(self, what: str, capture: Callable[[], None]) -> bool:
         """Capture; return whether it works."""

@@ -28,6 +28,7 @@ def cuda_decoder(
     has_graphs: bool = True,
     worst_step: LargestStep = ANY_STEP,
     ranks: Collectives = ALONE,
+    tap_layers: tuple[int, ...] = (),
 ) -> Decoder:
     """Return a decoder for weights on a GPU: with our kernels, or plain torch without Triton.
 
@@ -39,6 +40,7 @@ def cuda_decoder(
         worst_step: the largest step; there are graphs for as much, and memory to sample as many
             tokens at a time as it has requests.
         ranks: this rank and the others.
+        tap_layers: as CudaDecoder.
 
     Raises:
         ConfigError: the named backend cannot be used.
@@ -88,6 +90,7 @@ def cuda_decoder(
             ranks,
             piece_sizes(largest_part(worst_step.num_tokens, ranks.shard.num_stages)),
             worst_step.num_requests,
+            tap_layers=tap_layers,
         )
         decoder.warm_up()
     return decoder

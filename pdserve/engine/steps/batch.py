@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,12 +29,13 @@ class WantedStates:
         return WantedStates(self.rows[first:last] - begin, self.out[first:last])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Taps:
     """The sampled rows of the residual stream before some layers. On the host."""
 
     layers: Tensor  # [num_taps] int64
     out: Tensor  # [num_sampled, num_taps, hidden_size] float32, written by the decoder
+    wait: Callable[[], object] = lambda: None  # until a device has written it
 
 
 @dataclass(frozen=True, slots=True)

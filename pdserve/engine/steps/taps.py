@@ -23,18 +23,18 @@ class TapPlan(NamedTuple):
 
 
 def tap(
-    plan: TapPlan, rows: Sequence[Scheduled], batch: Batch, hidden_size: int
+    plan: TapPlan, batch: Batch, hidden_size: int, *, is_pinned: bool = False
 ) -> tuple[Batch, Tensor]:
     """Have a step copy its sampled rows out; return where to: [num_sampled, width].
 
     Args:
         plan: which rows.
-        rows: the step's plan.
-        batch: the same as tensors. No states are wanted of it otherwise.
+        batch: the step. No states are wanted of it otherwise.
         hidden_size: of the model.
+        is_pinned: a GPU writes them.
     """
     num_sampled, num_taps = len(batch.sampled_rows), max(1, len(plan.layers))
-    out = torch.empty(num_sampled, num_taps * hidden_size)
+    out = torch.empty(num_sampled, num_taps * hidden_size, pin_memory=is_pinned)
     if not plan.layers:
         return replace(batch, states=WantedStates(batch.sampled_rows.clone(), out)), out
     taps = Taps(torch.tensor(plan.layers), out.view(num_sampled, num_taps, hidden_size))

@@ -46,6 +46,7 @@ def load_decoder(
     attention: str = "",
     has_graphs: bool = True,
     worst_step: LargestStep = ANY_STEP,
+    tap_layers: tuple[int, ...] = (),
 ) -> Decoder:
     """Load a model onto a device: native on a CPU, Triton on a GPU.
 
@@ -60,6 +61,7 @@ def load_decoder(
         attention: name of an attention backend; "" is the fastest that works. On a GPU only.
         has_graphs: whether steps are replayed as CUDA graphs. On a GPU only.
         worst_step: the largest step; there are graphs for as much.
+        tap_layers: of the taps that steps may have. On a GPU only: elsewhere they may have any.
 
     Raises:
         MissingTensor: the checkpoint lacks a tensor.
@@ -75,7 +77,12 @@ def load_decoder(
 
         weights = load_torch_weights(checkpoint, plan, dtype, device, on_progress)
         return cuda_decoder(
-            plan.config, weights, attention, has_graphs=has_graphs, worst_step=worst_step
+            plan.config,
+            weights,
+            attention,
+            has_graphs=has_graphs,
+            worst_step=worst_step,
+            tap_layers=tap_layers,
         )
     tell = on_progress or (lambda _: None)
     packed = load_native_weights(checkpoint, plan, torch_dtype(dtype), cache, tell)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +34,7 @@ def make_decoder(
     *,
     has_graphs: bool,
     worst_step: LargestStep,
+    tap_layers: tuple[int, ...] = (),
 ) -> Decoder:
     """Return the decoder of one rank, on the device of its weights.
 
@@ -43,13 +45,20 @@ def make_decoder(
         attention: as load_decoder.
         has_graphs: as load_decoder.
         worst_step: as load_decoder; the same on all ranks.
+        tap_layers: as load_decoder; rank 0 has whole rows, and the others need none.
     """
     if weights.embedding.device.type == "cpu":
         return TorchDecoder(config, weights, ReferenceAttention(), ranks)
     from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
 
     return cuda_decoder(
-        config, weights, attention, has_graphs=has_graphs, worst_step=worst_step, ranks=ranks
+        config,
+        weights,
+        attention,
+        has_graphs=has_graphs,
+        worst_step=worst_step,
+        ranks=ranks,
+        tap_layers=tap_layers,
     )
 
 
@@ -121,7 +130,7 @@ class LeadingDecoder:
             NodeSick: another rank has ended, or this one has left a step half done; no step can be
                 computed any more.
         """
-        self._steps.write(batch, reports_layers=progress is not None)
+        self._steps.write(replace(batch, taps=None), reports_layers=progress is not None)
         if self._hosts is not None:  # first, as they are further away
             self._hosts.begin_step(self._steps.step.numpy())
         self._steps.group.begin_step()

@@ -98,6 +98,7 @@ def cuda_node(
     pieces: tuple[int, ...] = (),
     buckets: tuple[int, ...] = (1, 4),
     most_draws: int = 256,
+    tap_layers: tuple[int, ...] = (),
 ) -> Node:
     from pdserve.engine.cuda.attention.triton_attention import TritonAttention
     from pdserve.engine.cuda.copies.staging import Staging
@@ -118,6 +119,7 @@ def cuda_node(
             buckets,
             piece_sizes=pieces,
             most_draws=most_draws,
+            tap_layers=tap_layers,
         )
     )
 

@@ -41,6 +41,7 @@ def cuda_decoders(
     buckets: tuple[int, ...] = BUCKETS,
     pieces: tuple[int, ...] = (),
     least_part: int = 256,
+    tap_layers: tuple[int, ...] = (),
 ) -> Callable[..., Decoder]:
     """What makes a rank's decoder, with a recorder of its own; or without graphs."""
 
@@ -63,6 +64,7 @@ def cuda_decoders(
             ranks,
             pieces,
             least_part=least_part,
+            tap_layers=tap_layers if ranks.shard.rank == 0 else (),
         )
 
     return make

@@ -120,8 +120,8 @@ class ThreadedRanks:
 
         def compute(rank: int) -> Tensor | None:
             pool, heard = self._pools[rank].pool, silent if rank else progress
-            # Only rank 0 samples, and knows what it has sampled.
-            own = batch if rank == 0 else replace(batch, cargo=None, sampled_before=None)
+            # Only rank 0 samples, knows what it has sampled, and has a head.
+            own = batch if rank == 0 else replace(batch, cargo=None, sampled_before=None, taps=None)
             with self._computing, torch.inference_mode():
                 return self._decoders[rank].logits(own, pool, heard)
 

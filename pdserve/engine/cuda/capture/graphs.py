@@ -23,7 +23,7 @@ from torch import Tensor
 from pdserve.engine.attention.interface import AttentionBatch
 from pdserve.engine.cuda.copies.packing import Packing
 from pdserve.engine.cuda.copies.staging import Staging
-from pdserve.engine.cuda.layers.forward import StepInputs
+from pdserve.engine.cuda.layers.forward import RowTaps, StepInputs
 from pdserve.engine.cuda.layers.rows import spread_tables, take_sampled
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.batch import Batch
@@ -154,6 +154,7 @@ class DecodeGraphs:
         buckets: tuple[int, ...] = BUCKETS,
         max_bytes: int = MAX_GRAPH_BYTES,
         ranks: Collectives = ALONE,
+        taps: RowTaps | None = None,
     ) -> None:
         """Prepare, without capturing anything yet.
 
@@ -166,6 +167,7 @@ class DecodeGraphs:
             max_bytes: once captured graphs take this much memory, no larger ones are captured.
             ranks: agree on which are captured, since they replay the same ones. Those of the first
                 stage take rank 0's tokens, which may be known to its device alone.
+            taps: for as many rows as the largest bucket; None: no step has any.
         """
         self._recorder = recorder
         self._inputs = inputs
@@ -174,6 +176,7 @@ class DecodeGraphs:
         self._buckets = buckets
         self._max_bytes = max_bytes
         self._ranks = ranks
+        self.taps = taps
         self._recordings: list[GraphRecording] = []  # one per bucket, for the first buckets
 
     def record(self, step: Callable[[StepInputs], Tensor]) -> None:
@@ -226,6 +229,8 @@ class DecodeGraphs:
 
     def _work(self, step: Callable[[StepInputs], Tensor], bucket: int) -> Callable[[], None]:
         inputs = self._inputs.rows(bucket)
+        if (taps := self.taps) is not None:
+            inputs = replace(inputs, taps=replace(taps, out=taps.out[:bucket]))
 
         def work() -> None:
             if self._ranks.shard.is_first_stage:  # others look nothing up

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBackend
 from pdserve.engine.cuda.capture.graphs import GraphRecording, Recorder
-from pdserve.engine.cuda.layers.forward import Forward, ResidualStream
+from pdserve.engine.cuda.layers.forward import Forward, ResidualStream, RowTaps
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.stage_ends import Finals
@@ -138,6 +138,7 @@ class Pieces:
         kv_pool: Tensor,
         attention: AttentionBackend,
         progress: LayerProgress | None = None,
+        taps: RowTaps | None = None,
     ) -> Finals:
         """Launch a step, or a part of one. Returns the same as Forward.part.
 
@@ -146,6 +147,7 @@ class Pieces:
             kv_pool: as recorded with.
             attention: of a layer.
             progress: as Decoder.logits.
+            taps: as StepInputs.
         """
         forward, on_host = self._forward, batch.attention.on_host
         assert on_host is not None, "it was uploaded"
@@ -157,6 +159,8 @@ class Pieces:
         is_alone = forward.ranks.shard.num_ranks == 1
         first.replay()
         for layer, piece in enumerate(layers):
+            if taps is not None:  # the piece before has added to the stream all that is before it
+                taps.take(layer, buffers.stream.residual, batch.sampled_rows)
             attention.attend(query, forward.kv(layer, kv_pool), batch.attention, attended)
             if progress is not None and is_alone:
                 progress.reached(layer + 1)

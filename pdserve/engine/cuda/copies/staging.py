@@ -41,7 +41,7 @@ class HostCopies(Protocol):
         """
 
     def fetch(self, source: Tensor, destination: Tensor) -> Mark:
-        """Start copying from the GPU to pinned bytes, and return a mark behind the copy."""
+        """Start copying from the GPU to pinned memory, and return a mark behind the copy."""
 
 
 class CudaCopies:
@@ -172,6 +172,10 @@ class Staging:
         self._results.append(memory)
         results = memory[: source.nbytes]
         return Fetch(results, self._copies.fetch(source, results), self._buffers)
+
+    def bring(self, source: Tensor, destination: Tensor) -> Mark:
+        """Begin to copy to pinned memory of the caller's; return a mark behind the copy."""
+        return self._copies.fetch(source, destination)
 
     def _next(self, num_bytes: int) -> _Buffer:
         """Return the least recently used buffer, after waiting for the copy out of it."""

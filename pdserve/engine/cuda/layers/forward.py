@@ -29,6 +29,20 @@ from pdserve.engine.steps.parts import LEAST_PART
 
 
 @dataclass(frozen=True, slots=True)
+class RowTaps:
+    """Where sampled rows of the residual stream are copied before some layers, as `batch.Taps`."""
+
+    layers: tuple[int, ...]
+    out: Tensor  # [num_sampled, num_taps, hidden_size] float32
+
+    def take(self, layer: int, residual: Tensor, sampled_rows: Tensor | None) -> None:
+        """Launch the copy of those before a layer, if they are wanted."""
+        for place, tapped in enumerate(self.layers):
+            if tapped == layer:
+                self.out[:, place] = residual if sampled_rows is None else residual[sampled_rows]
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """The tensors of a step, or of a part of one, all on the GPU."""
 
@@ -37,6 +51,7 @@ class StepInputs:
     attention: AttentionBatch
     sampled_rows: Tensor | None  # [num_sampled] int64; None for every row, in order
     states: WantedStates | None = None
+    taps: RowTaps | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +118,8 @@ class Forward:
         delta: Tensor | None = None  # what the part before adds to the residual
         for layer in range(self.num_layers):
             query = self.query(layer, stream, delta, inputs.attention.slot_mapping, kv_pool)
+            if inputs.taps is not None:  # the delta has been added
+                inputs.taps.take(layer, stream.residual, inputs.sampled_rows)
             attended = attend(query, self.kv(layer, kv_pool), inputs.attention)
             delta = self.attention_out(layer, attended)
             if progress is not None:
