@@ -231,9 +231,9 @@ def use_loaded(
     source: ModelSource | HeadSource
     if isinstance(draft, DraftModel):
         source = ModelSource(draft, engine.queues, step_s, config.engine.token_budget)
-        engine.awaits = _either(engine.awaits, source.awaits)
     else:
         source = HeadSource(draft, runner, engine.queues, step_s)
+    engine.awaits = _either(engine.awaits, source.awaits)
     parts.speculation.add(source, source.work)
     engine.draft = source.plan
 

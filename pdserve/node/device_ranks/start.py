@@ -124,6 +124,7 @@ class DeviceRanks:
             "" if model.attention == "auto" else model.attention,
             has_graphs=model.has_graphs,
             worst_step=model.worst_step,
+            tap_layers=model.tap_layers,
         )
         return LeadingDecoder(decoder, steps, self.hosts, has_stages=not shard.is_last_stage)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from pdserve.engine.drafts.heads.eagle3 import parse_eagle3
-from pdserve.engine.drafts.heads.head import BLOCK_TOKENS
 from pdserve.engine.models.config import ModelConfig, load_model_config
+from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import ConfigError
@@ -52,7 +52,7 @@ def draft_kv(kv_bytes: int, named: str, model: ModelConfig, dtype: KvDtype) -> D
     else:
         checkpoint = resolve_checkpoint(named, None, with_weights=False)
         if (values := checkpoint.config()).get("speculators_model_type"):
-            token_bytes = parse_eagle3(values, named).block_bytes // BLOCK_TOKENS
+            token_bytes = parse_eagle3(values, named).layout(ActivationDtype.FLOAT32).token_bytes
         else:
             token_bytes = load_model_config(checkpoint).kv_layout(1, dtype).token_bytes
     return DraftKv(num_bytes, num_bytes // token_bytes)

@@ -72,8 +72,6 @@ def plan_draft(
             return _plan_mtp(model, kv_bytes)
         checkpoint = resolve_checkpoint(named, None)
         if (values := checkpoint.config()).get("speculators_model_type"):
-            if model.device.type != "cpu":
-                raise ModelError(f"heads are computed on CPUs, and this node is on {model.device}")
             return _plan_head(checkpoint, parse_eagle3(values, named), model, kv_bytes)
         check_same_vocabulary(model.checkpoint.path, checkpoint.path)
         longest = min(model.max_model_len, load_model_config(checkpoint).max_model_len)
@@ -101,25 +99,34 @@ def _bytes_of(draft: NodeModel | HeadPlan | MtpPlan, config: NodeConfig, model: 
     On a GPU whose memory is shared out here, that is also their weights and their largest step. All
     ranks' GPUs have equally much, so that of rank 0 decides.
     """
-    if not isinstance(draft, NodeModel):
-        return draft.num_blocks * draft.block_bytes
-    num_bytes = draft.num_blocks * draft.layout.block_bytes
-    if draft.device.type == "cpu":
+    block_bytes = draft.layout.block_bytes if isinstance(draft, NodeModel) else draft.block_bytes
+    num_bytes = draft.num_blocks * block_bytes
+    if model.device.type == "cpu":
         return num_bytes
-    if config.engine.kv_memory == "auto":
+    if config.engine.kv_memory == "auto" and isinstance(draft, NodeModel):
         num_bytes += weight_bytes(draft.plan(), draft.activations) + step_bytes(
             draft.config, draft.activations, draft.worst_step, has_graphs=draft.has_graphs
         )
+    elif config.engine.kv_memory == "auto" and isinstance(draft, HeadPlan):
+        num_bytes += draft.config.fixed_bytes(draft.dtype)
     return num_bytes * model.share.parallelism.num_ranks
 
 
 def _plan_head(
     checkpoint: Checkpoint, head: Eagle3Config, model: NodeModel, kv_bytes: int
 ) -> HeadPlan:
-    num_blocks = _num_blocks(model, Eagle3Head.most_tokens, kv_bytes, head.block_bytes)
-    plan = HeadPlan(checkpoint.path, head, num_blocks, f"eagle3-1:{checkpoint.revision}")
+    """Plan a head, which computes as the model does on GPUs, and in float32 on CPUs.
+
+    Its name says what rows it goes on from, so it does not depend on that.
+    """
+    plan = HeadPlan(checkpoint.path, head, name=f"eagle3-1:{checkpoint.revision}")
     plan.check_model(model.config)
-    return plan
+    if model.device.type != "cpu":
+        if model.share.parallelism.pipeline > 1:
+            raise ModelError("on GPUs no head has the rows of several stages (pipeline_parallel)")
+        plan = replace(plan, device=model.device, dtype=model.activations)
+    num_blocks = _num_blocks(model, Eagle3Head.most_tokens, kv_bytes, plan.block_bytes)
+    return replace(plan, num_blocks=num_blocks)
 
 
 def _plan_mtp(model: NodeModel, kv_bytes: int) -> MtpPlan:

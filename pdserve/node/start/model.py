@@ -86,6 +86,11 @@ class NodeModel:
         return self.kernels is None and not self.share.is_alone
 
     @property
+    def tap_layers(self) -> tuple[int, ...]:
+        """Layers before which a head has rows copied out."""
+        return self.draft.config.taps if isinstance(self.draft, HeadPlan) else ()
+
+    @property
     def num_whole_blocks(self) -> int:
         """Of the pool's blocks, how many there are with companions."""
         return self.layout.whole_blocks(self.num_blocks)
@@ -368,6 +373,7 @@ def _load_alone(
         attention="" if model.attention == "auto" else model.attention,
         has_graphs=model.has_graphs,
         worst_step=model.worst_step,
+        tap_layers=model.tap_layers,
     )
 
 

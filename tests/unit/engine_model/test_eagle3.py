@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
 
-from pdserve.engine.drafts.heads.eagle3 import Eagle3Head, HeadPlan, parse_eagle3
+from pdserve.engine.drafts.heads.eagle3 import MOST_ROWS, Eagle3Head, HeadPlan, parse_eagle3
 from pdserve.engine.drafts.heads.head import BLOCK_TOKENS, HeadKv, HeadRows
 from pdserve.engine.drafts.heads.source import HeadSource
 from pdserve.engine.request import Scheduled
@@ -151,6 +151,47 @@ def test_of_long_streams_it_forgets_the_oldest_block(tmp_path: Path) -> None:
     said(len(rows) - num_kept, len(rows) - 1)
     assert not torch.equal(said(0, 1)[1], long[1])
     kv.give_back()
+
+
+@torch.inference_mode()
+def test_streams_together_draft_what_each_does_alone(tmp_path: Path) -> None:
+    """More than are computed at a time, too."""
+    head = load(make_eagle3(tmp_path / "head"))
+    states = head.entered(torch.randn(30, 3 * 64))
+    parts = [
+        HeadRows([*range(number, number + 30)], states, number, number, [number])
+        for number in range(NUM_BLOCKS // 2)
+    ]
+    assert sum(len(part.tokens) for part in parts) > 2 * MOST_ROWS
+    together = head.step(parts)
+    for part, (token, state) in zip(parts, together, strict=True):
+        ((expected, alone),) = head.step([part])
+        assert token == expected
+        torch.testing.assert_close(state, alone)
+
+
+def test_a_device_waits_for_drafts_that_gain_more_than_the_wait(
+    checkpoint_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Of a stream that is prompted, nothing is drafted; refusals are forgotten in time."""
+    streams = Streams(Node.load(checkpoint_of("llama")), [])
+    queues = streams.core.queues
+    head = load(make_eagle3(tmp_path / "head"))
+    source = HeadSource(head, streams.runner, queues, lambda _: 1.0, lambda: 0.0)
+    (request,) = requests()[:1]
+    rows = [Scheduled(request, 1)]
+    assert not source.awaits(rows, 0.0), "it has not begun"
+    streams.add(request)
+    source.plan()
+    assert source.awaits(rows, 0.1)
+    assert not source.awaits(rows, 100.0)
+    stream = source.drafter(request)
+    assert stream is not None
+    likely = stream.likely
+    assert not source.awaits(rows, 100.0)
+    assert stream.likely <= likely
+    queues.waiting.append(make_request(make_prompt(3)))
+    assert not source.awaits(rows, 0.1), "a prompt is not held up"
 
 
 def test_wrong_taps_are_refused(checkpoint_of: Callable[..., Path]) -> None:

@@ -6,8 +6,8 @@ the embedding of the next token. The head chooses among its own, smaller vocabul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -19,14 +19,22 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
-from pdserve.engine.drafts.heads.head import BLOCK_TOKENS, HeadRows
+from pdserve.engine.attention.interface import AttentionBackend, LayerKv
+from pdserve.engine.attention.reference import ReferenceAttention
+from pdserve.engine.drafts.heads.head import BLOCK_TOKENS, HeadRows, laid_out
 from pdserve.engine.kv.block_pool import BlockPool
-from pdserve.engine.layers import rms_norm
+from pdserve.engine.kv.cache import KvCache
+from pdserve.engine.layers import rms_norm, torch_dtype
 from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
+from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.rope import Rope, rotate
+from pdserve.engine.steps.batch import Batch
+from pdserve.kv import KvDtype, KvLayout
 from pdserve.shared.errors import MisshapedTensor, MissingTensor, ModelError
 
+CPU: Final = torch.device("cpu")
+MOST_ROWS: Final = 256  # that are computed at a time
 _EMBEDDING: Final = "embed_tokens.weight"
 _LAYERS: Final = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -41,15 +49,17 @@ class Eagle3Config(msgspec.Struct, frozen=True):
     norm_before_fc: bool = False
     norm_output: bool = False
 
-    @property
-    def block_shape(self) -> tuple[int, ...]:
-        """Of its KV, in float32: keys, then values, of BLOCK_TOKENS tokens."""
-        return 2, BLOCK_TOKENS, self.layer.num_kv_heads, self.layer.head_dim
+    def layout(self, dtype: ActivationDtype) -> KvLayout:
+        """Of its KV."""
+        return self.layer.kv_layout(BLOCK_TOKENS, KvDtype(dtype))
 
-    @property
-    def block_bytes(self) -> int:
-        """Memory of a block."""
-        return 4 * prod(self.block_shape)
+    def fixed_bytes(self, dtype: ActivationDtype) -> int:
+        """Memory of its weights, and of what it computes of MOST_ROWS at a time."""
+        layer = self.layer
+        widest = (len(self.taps) + 8) * layer.hidden_size + 3 * layer.intermediate_size
+        widest += 2 * (layer.num_heads + layer.num_kv_heads) * layer.head_dim
+        numbers = sum(map(prod, self.shapes.values())) + MOST_ROWS * widest
+        return numbers * dtype.itemsize + MOST_ROWS * self.draft_vocab_size * 4
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -125,11 +135,13 @@ class HeadPlan:
     config: Eagle3Config
     num_blocks: int = 0  # of its KV
     name: str = ""  # as Head's
+    device: torch.device = CPU
+    dtype: ActivationDtype = ActivationDtype.FLOAT32  # of all that it computes
 
     @property
     def block_bytes(self) -> int:
         """Memory of a block."""
-        return self.config.block_bytes
+        return self.config.layout(self.dtype).block_bytes
 
     def check_model(self, model: ModelConfig) -> None:
         """Raise ModelError: it is a head of another model."""
@@ -148,24 +160,29 @@ class HeadPlan:
 
 
 class Eagle3Head:
-    """A head in float32, on the CPU. Implements `Head`."""
+    """A head. Implements `Head`."""
 
     most_tokens: Final = 1024
     num_layers: Final = 1
 
     def __init__(
-        self, config: Eagle3Config, weights: Mapping[str, Tensor], num_blocks: int, name: str = ""
+        self,
+        plan: HeadPlan,
+        weights: Mapping[str, Tensor],
+        attention: AttentionBackend,
+        upload: Callable[[Batch], Batch],
     ) -> None:
         """
         Args:
-            config: of the head.
-            weights: by name.
-            num_blocks: of its KV.
-            name: see Head.
+            plan: of the head.
+            weights: by name, on the host.
+            attention: on its device.
+            upload: brings a batch there.
 
         Raises:
             MissingTensor, MisshapedTensor: `weights` are not those of the config.
         """
+        config = plan.config
         for name, shape in config.shapes.items():
             if name not in weights:
                 raise MissingTensor(f"the head lacks {name}")
@@ -173,23 +190,28 @@ class Eagle3Head:
                 raise MisshapedTensor(
                     f"{name} of the head is {tuple(weights[name].shape)}, its config says {shape}"
                 )
-        self.config = config
-        self.name = name
-        self.taps = config.taps
-        self.width = len(config.taps) * config.layer.hidden_size
-        self.pool = BlockPool(num_blocks, BLOCK_TOKENS, prefix_cache=False)
-        self.block_bytes = config.block_bytes
-        self._kv = torch.zeros(num_blocks, *config.block_shape)  # takes no memory until it is used
-        as_stored = {"d2t", _EMBEDDING}  # of which few rows are read
-        self._weights = {
-            name: weights[name] if name in as_stored else weights[name].float()
-            for name in config.shapes
-        }
         if "d2t" in weights:
             ids = torch.arange(config.draft_vocab_size) + weights["d2t"]
             if not bool(((ids >= 0) & (ids < config.layer.vocab_size)).all()):
                 raise ModelError("d2t of the head names tokens that the model does not have")
-        self._rope = Rope(config.layer.ropes[0], config.layer.head_dim, torch.device("cpu"))
+        self.config = config
+        self.name = plan.name
+        self.taps = config.taps
+        self.width = len(config.taps) * config.layer.hidden_size
+        self.pool = BlockPool(plan.num_blocks, BLOCK_TOKENS, prefix_cache=False)
+        self.block_bytes = plan.block_bytes
+        self._kv = KvCache(config.layout(plan.dtype), plan.num_blocks, plan.device)
+        self._device, self._dtype = plan.device, torch_dtype(plan.dtype)
+        as_stored = {"d2t"} if plan.device.type != "cpu" else {"d2t", _EMBEDDING}  # mapped there
+        self._weights = {
+            name: weights[name].to(
+                plan.device, weights[name].dtype if name in as_stored else self._dtype
+            )
+            for name in config.shapes
+        }
+        self._rope = Rope(config.layer.ropes[0], config.layer.head_dim, plan.device)
+        self._attention = attention
+        self._upload = upload
 
     @classmethod
     def load(cls, plan: HeadPlan) -> Eagle3Head:
@@ -198,78 +220,104 @@ class Eagle3Head:
         Raises:
             ModelError: a file is damaged, or tensors are missing.
         """
-        weights: dict[str, Tensor] = {}
-        for file in sorted(plan.folder.glob("*.safetensors")):
-            try:
-                weights |= load_file(file)
-            except (OSError, SafetensorError) as error:
-                raise ModelError(f"{file} cannot be read: {error}") from error
-        return cls(plan.config, weights, plan.num_blocks, plan.name)
+        weights = read_weights(plan.folder)
+        if plan.device.type == "cpu":
+            return cls(plan, weights, ReferenceAttention(), lambda batch: batch)
+        from pdserve.engine.cuda.heads import on_device  # only where a GPU is asked for
+
+        head = cls(plan, weights, *on_device(plan.device))
+        head.warm_up()
+        return head
+
+    def warm_up(self) -> None:
+        """Launch what a step does of one row and of several, so that no stream compiles it."""
+        states = self.entered(torch.zeros(2, self.width))
+        for count in (1, 2):
+            self.step([HeadRows([0] * count, states[:count], 0, 0, [0])])
 
     @torch.inference_mode()
     def entered(self, rows: Tensor) -> Tensor:
         """As Head.entered: fuse rows of several layers."""
+        rows = rows.to(self._device, self._dtype)
         if self.config.norm_before_fc:
             rows = self._normed(rows, "input_norm.weight")
         return functional.linear(rows, self._weights["fc.weight"])
 
     @torch.inference_mode()
     def step(self, parts: Sequence[HeadRows], layer: int = 0) -> list[tuple[int, Tensor]]:
-        """As Head.step; one stream after the other."""
+        """As Head.step, of as many streams together as have MOST_ROWS."""
         assert layer == 0, "there is no other"
-        return [self._step(part) for part in parts]
+        # A no-op on CPUs; Triton launches on the thread's current GPU, which need not be this one.
+        with torch.cuda.device_of(self._kv.pool):  # type: ignore[no-untyped-call]
+            return [found for group in _in_groups(parts) for found in self._step(group)]
 
-    def _step(self, part: HeadRows) -> tuple[int, Tensor]:
+    def _step(self, parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
         weights, eps = self._weights, self.config.layer.rms_norm_eps
-        ids = torch.tensor(part.tokens)
-        embedded = functional.embedding(ids, weights[_EMBEDDING]).float()
-        normed = self._normed(part.states, _in("hidden_norm"))
-        residual = normed if self.config.norm_before_residual else part.states
+        batch = laid_out(parts)
+        shifts = [part.position - part.slot for part in parts for _ in part.tokens]
+        batch = self._upload(replace(batch, positions=batch.positions + torch.tensor(shifts)))
+        states = torch.cat([part.states for part in parts])
+        embedded = functional.embedding(batch.token_ids, weights[_EMBEDDING]).to(self._dtype)
+        normed = self._normed(states, _in("hidden_norm"))
+        residual = normed if self.config.norm_before_residual else states
         both = torch.cat([self._normed(embedded, _in("input_layernorm")), normed], dim=-1)
-        hidden = residual + self._attend(both, part)
+        hidden = residual + self._attend(both, batch)
         inner = rms_norm(hidden, weights[_in("post_attention_layernorm")], eps)
         gate = functional.silu(functional.linear(inner, weights[_in("mlp.gate_proj")]))
         up = functional.linear(inner, weights[_in("mlp.up_proj")])
         hidden = hidden + functional.linear(gate * up, weights[_in("mlp.down_proj")])
-        states = self._normed(hidden, "norm.weight")
-        own = int(functional.linear(states[-1:], weights["lm_head.weight"]).argmax())
-        shift = int(weights["d2t"][own]) if "d2t" in weights else 0
-        return own + shift, states if self.config.norm_output else hidden
+        ends = self._normed(hidden, "norm.weight")
+        own = functional.linear(ends[batch.sampled_rows], weights["lm_head.weight"]).argmax(-1)
+        tokens = own + weights["d2t"][own] if "d2t" in weights else own
+        behind = torch.split(
+            ends if self.config.norm_output else hidden, [len(part.tokens) for part in parts]
+        )
+        return [*zip(tokens.tolist(), behind, strict=True)]
 
-    def _attend(self, both: Tensor, part: HeadRows) -> Tensor:
+    def _attend(self, both: Tensor, batch: Batch) -> Tensor:
         """[n, 2 * hidden] -> [n, hidden]."""
-        layer, weights, count = self.config.layer, self._weights, len(both)
+        layer, weights, pool = self.config.layer, self._weights, self._kv.pool
         query, key, value = (
             functional.linear(both, weights[_in(f"self_attn.{n}_proj")]).view(
-                count, -1, layer.head_dim
+                len(both), -1, layer.head_dim
             )
             for n in "qkv"
         )
         if _in("self_attn.q_norm") in weights:
             query = self._normed(query, _in("self_attn.q_norm"))
             key = self._normed(key, _in("self_attn.k_norm"))
-        positions = torch.arange(part.position, part.position + count)
-        angles = self._rope.cos_sin(positions, both.dtype)
+        angles = self._rope.cos_sin(batch.positions, both.dtype)
         query, key = rotate(query, *angles), rotate(key, *angles)
-        keys, values = self._with_kv(key, value, part)
-        groups = layer.num_heads // layer.num_kv_heads
-        scores = torch.einsum("qhd,khd->hqk", query, keys.repeat_interleave(groups, dim=1))
-        ahead = torch.ones(count, len(keys), dtype=torch.bool).triu(len(keys) - count + 1)
-        shares = (scores * layer.attention_scale).masked_fill(ahead, -torch.inf).softmax(-1)
-        attended = torch.einsum("hqk,khd->qhd", shares, values.repeat_interleave(groups, dim=1))
+        ReferenceAttention().write_kv(pool, 0, key, value, batch.attention)
+        kv = LayerKv(pool, 0, layer.attention_scale)
+        attended = self._attention.attend(query, kv, batch.attention)
         return functional.linear(attended.flatten(1), weights[_in("self_attn.o_proj")])
-
-    def _with_kv(self, key: Tensor, value: Tensor, part: HeadRows) -> tuple[Tensor, Tensor]:
-        """Write KV of tokens; return theirs, and of all before: [num_tokens, num_kv_heads, dim]."""
-        table, end = torch.tensor(part.block_table), part.slot + len(key)
-        slots = torch.arange(part.slot, end)
-        blocks, places = table[slots // BLOCK_TOKENS], slots % BLOCK_TOKENS
-        self._kv[blocks, 0, places], self._kv[blocks, 1, places] = key, value
-        kept = self._kv[table[: -(-end // BLOCK_TOKENS)]].transpose(0, 1).flatten(1, 2)[:, :end]
-        return kept[0], kept[1]
 
     def _normed(self, x: Tensor, name: str) -> Tensor:
         return rms_norm(x, self._weights[name], self.config.layer.rms_norm_eps)
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read a head's tensors. Raises ModelError: a file is damaged."""
+    weights: dict[str, Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            weights |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{file} cannot be read: {error}") from error
+    return weights
+
+
+def _in_groups(parts: Sequence[HeadRows]) -> Iterator[list[HeadRows]]:
+    """Yield them in groups of at most MOST_ROWS, of which no stream has more."""
+    group, num_rows = list[HeadRows](), 0
+    for part in parts:
+        if num_rows + len(part.tokens) > MOST_ROWS:
+            yield group
+            group, num_rows = [], 0
+        group.append(part)
+        num_rows += len(part.tokens)
+    yield group
 
 
 def _in(part: str) -> str:

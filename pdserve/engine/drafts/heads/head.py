@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import torch
 from torch import Tensor
 
+from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.steps.batch import Batch
 
 BLOCK_TOKENS: Final = 64
 
@@ -51,6 +54,40 @@ class HeadRows:
     position: int  # of the first token, in the stream
     slot: int  # where its KV goes: behind what the head keeps
     block_table: Sequence[int]  # has room for theirs
+
+
+def laid_out(parts: Sequence[HeadRows]) -> Batch:
+    """Return them as a batch on the host, each stream's last row sampled.
+
+    Positions are those in what is kept of a stream.
+    """
+    counts = torch.tensor([len(part.tokens) for part in parts])
+    slots = [range(part.slot, part.slot + len(part.tokens)) for part in parts]
+    query_start = torch.zeros(len(parts) + 1, dtype=torch.int32)
+    query_start[1:] = counts.cumsum(0)
+    most_blocks = max(len(part.block_table) for part in parts)
+    tables = torch.tensor(
+        [[*part.block_table, *[0] * (most_blocks - len(part.block_table))] for part in parts],
+        dtype=torch.int32,
+    )
+    return Batch(
+        token_ids=torch.tensor([token for part in parts for token in part.tokens]),
+        positions=torch.tensor([slot for each in slots for slot in each]),
+        attention=AttentionBatch(
+            query_start=query_start,
+            context_lens=torch.tensor([each.stop for each in slots], dtype=torch.int32),
+            block_tables=tables,
+            slot_mapping=torch.tensor(
+                [
+                    part.block_table[slot // BLOCK_TOKENS] * BLOCK_TOKENS + slot % BLOCK_TOKENS
+                    for part, each in zip(parts, slots, strict=True)
+                    for slot in each
+                ]
+            ),
+        ),
+        sampled_rows=query_start[1:].long() - 1,
+        sampled_requests=[],
+    )
 
 
 class Head(Protocol):

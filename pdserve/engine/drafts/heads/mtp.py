@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdserve.engine.attention import AttentionBatch
-from pdserve.engine.drafts.heads.head import BLOCK_TOKENS, HeadRows
+from pdserve.engine.drafts.heads.head import BLOCK_TOKENS, HeadRows, laid_out
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.layers import rms_norm, torch_dtype
@@ -26,7 +25,7 @@ from pdserve.engine.native.load import load_native_weights
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.plan.further import FurtherLayer
-from pdserve.engine.steps.batch import Batch, WantedStates
+from pdserve.engine.steps.batch import WantedStates
 from pdserve.engine.weights.finite import check_finite
 from pdserve.engine.weights.opening import open_tensors
 from pdserve.kv import KvLayout
@@ -115,12 +114,12 @@ class MtpLayer:
 
     def step(self, parts: Sequence[HeadRows]) -> list[tuple[int, Tensor]]:
         """As Head.step, of all streams together."""
-        tokens = torch.tensor([token for part in parts for token in part.tokens])
         states, counts = torch.cat([part.states for part in parts]), [len(p.tokens) for p in parts]
-        self._table[: len(tokens)] = self._entrance.rows(tokens, states).to(self._table.dtype)
-        batch = _laid_out(parts, len(tokens))
-        after = WantedStates(batch.token_ids, torch.empty(states.shape))
-        logits = self._decoder.logits(replace(batch, states=after), self._kv.pool)
+        batch, rows = laid_out(parts), torch.arange(len(states))
+        made = self._entrance.rows(batch.token_ids, states)
+        self._table[: len(rows)] = made.to(self._table.dtype)
+        after = WantedStates(rows, torch.empty(states.shape))
+        logits = self._decoder.logits(replace(batch, token_ids=rows, states=after), self._kv.pool)
         assert logits is not None, "rows are sampled"
         return [*zip(logits.argmax(-1).tolist(), torch.split(after.out, counts), strict=True)]
 
@@ -160,33 +159,3 @@ class MtpHead:
 def kv_of(plan: MtpPlan) -> KvCache:
     """Make the KV of a layer."""
     return KvCache(plan.layout, plan.num_blocks, torch.device("cpu"))
-
-
-def _laid_out(parts: Sequence[HeadRows], num_tokens: int) -> Batch:
-    counts = torch.tensor([len(part.tokens) for part in parts])
-    slots = [range(part.slot, part.slot + len(part.tokens)) for part in parts]
-    query_start = torch.zeros(len(parts) + 1, dtype=torch.int32)
-    query_start[1:] = counts.cumsum(0)
-    most_blocks = max(len(part.block_table) for part in parts)
-    tables = torch.tensor(
-        [[*part.block_table, *[0] * (most_blocks - len(part.block_table))] for part in parts],
-        dtype=torch.int32,
-    )
-    return Batch(
-        token_ids=torch.arange(num_tokens),
-        positions=torch.tensor([slot for each in slots for slot in each]),
-        attention=AttentionBatch(
-            query_start=query_start,
-            context_lens=torch.tensor([each.stop for each in slots], dtype=torch.int32),
-            block_tables=tables,
-            slot_mapping=torch.tensor(
-                [
-                    part.block_table[slot // BLOCK_TOKENS] * BLOCK_TOKENS + slot % BLOCK_TOKENS
-                    for part, each in zip(parts, slots, strict=True)
-                    for slot in each
-                ]
-            ),
-        ),
-        sampled_rows=query_start[1:].long() - 1,
-        sampled_requests=[],
-    )

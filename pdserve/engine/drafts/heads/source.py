@@ -15,7 +15,7 @@ from pdserve.engine.drafts.heads.stream import HeadStream
 from pdserve.engine.drafts.model.depth import best_depth
 from pdserve.engine.drafts.work import DraftWork
 from pdserve.engine.model_runner import ModelRunner
-from pdserve.engine.request import Request
+from pdserve.engine.request import Request, Scheduled
 from pdserve.engine.scheduler import Queues
 from pdserve.engine.steps.tapped import Tapped
 from pdserve.engine.steps.taps import TapPlan
@@ -138,7 +138,23 @@ class HeadSource:
         self._last = HeadDrafts(self._head, drafts, self._now)
         return self._last
 
-    def _best_depth(self, decoding: Sequence[Request], streams: Sequence[HeadStream]) -> int:
+    def awaits(self, rows: Sequence[Scheduled], gap_s: float) -> bool:
+        """As core.Awaits: whether to go on from what the step that runs will have copied out."""
+        decoding = self._queues.decoding
+        if self._queues.waiting or len(decoding) < len(self._queues.running):
+            return False
+        known = [self._streams.get(request) for request, _ in rows]
+        streams = [s for s in known if s is not None and s.request.leg_token_limit is None]
+        if not streams:
+            return False
+        is_worth_it = self._best_depth(decoding, streams, gap_s) > 0
+        if not is_worth_it:
+            self._refused(streams)
+        return is_worth_it
+
+    def _best_depth(
+        self, decoding: Sequence[Request], streams: Sequence[HeadStream], gap_s: float = 0.0
+    ) -> int:
         shape = StepShape(
             num_tokens=len(decoding),
             num_sampled=len(decoding),
@@ -146,12 +162,11 @@ class HeadSource:
         )
         limit_s = min(request.targets.tpot_s for request in decoding)
         likely = [stream.likely for stream in streams]
-        return best_depth(
-            shape, likely, self._step_s, partial(self._draft_s, len(streams)), limit_s
-        ).num_drafts
+        draft_s = partial(self._draft_s, len(streams), gap_s)
+        return best_depth(shape, likely, self._step_s, draft_s, limit_s).num_drafts
 
-    def _draft_s(self, num_streams: int, num_drafts: int) -> float:
-        return self._token_s * num_streams * max(num_drafts, self._head.num_layers)
+    def _draft_s(self, num_streams: int, gap_s: float, num_drafts: int) -> float:
+        return self._token_s * num_streams * max(num_drafts, self._head.num_layers) + gap_s
 
     def _learn(self) -> None:
         """Take in what the last drafts took, and the rows of the last step."""

@@ -14,6 +14,7 @@ from pdserve.engine.drafts.heads.eagle3 import Eagle3Head, HeadPlan
 from pdserve.engine.drafts.heads.head import BLOCK_TOKENS
 from pdserve.engine.drafts.heads.mtp import MtpHead, MtpPlan
 from pdserve.engine.drafts.model.draft_model import DraftModel
+from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.plan.sizes import packed_bytes
 from pdserve.node.memory.draft_share import KV_SHARE
 from pdserve.node.start.draft import load_draft, plan_models
@@ -82,9 +83,26 @@ def test_on_a_gpu_it_has_a_part_of_the_memory(
     fixed = plan_models(config(DRAFT_PATH, device="cuda", kv_memory="64MiB"))
     assert isinstance(fixed.draft, NodeModel)
     assert (60 << 20) < kv_bytes(fixed) + kv_bytes(fixed.draft) <= 64 << 20
+
+
+def test_a_head_on_a_gpu_computes_as_the_model_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_cards(monkeypatch, [8 << 30, 8 << 30])
     served, head = make_checkpoint(tmp_path / "model", "llama"), make_eagle3(tmp_path / "head")
-    with pytest.raises(ConfigError, match="heads are computed on CPUs, and this node is on cuda"):
-        plan_models(config(head, served, device="cuda"))
+    on_gpu = {"device": "cuda", "kv_memory": "auto", "dtype": "bfloat16"}
+    alone, both = (plan_models(config(named, served, **on_gpu)) for named in ("", head))
+    assert isinstance(both.draft, HeadPlan)
+    assert both.tap_layers == both.draft.config.taps == (0, 1, 1)
+    assert alone.tap_layers == ()
+    assert (both.draft.device, both.draft.dtype) == (both.device, ActivationDtype.BFLOAT16)
+    own = both.draft.num_blocks * both.draft.block_bytes
+    own += both.draft.config.fixed_bytes(both.draft.dtype)
+    assert kv_bytes(alone) * 0.999 < kv_bytes(both) + own <= kv_bytes(alone)
+    ranks = plan_models(config(head, served, **on_gpu, tensor_parallel=2))
+    assert isinstance(ranks.draft, HeadPlan), "rank 0 has whole rows"
+    with pytest.raises(ConfigError, match="on GPUs no head has the rows of several"):
+        plan_models(config(head, served, **on_gpu, pipeline_parallel=2))
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -121,8 +139,8 @@ def test_an_eagle3_head_is_told_from_a_model_by_its_config(tmp_path: Path) -> No
     both = plan_models(settings)
     assert isinstance(both.draft, HeadPlan)
     alone = kv_bytes(plan_models(config("", served)))
-    own = both.draft.num_blocks * both.draft.config.block_bytes
-    assert alone // KV_SHARE - both.draft.config.block_bytes < own <= alone // KV_SHARE
+    own = both.draft.num_blocks * both.draft.block_bytes
+    assert alone // KV_SHARE - both.draft.block_bytes < own <= alone // KV_SHARE
     assert alone * 0.99 < kv_bytes(both) + own <= alone
     assert isinstance(load_draft(both, both.draft, settings, lambda: None), Eagle3Head)
     with pytest.raises(ConfigError, match=f"model {head}: of kv_memory its KV .* raise"):
