@@ -107,9 +107,9 @@ def _count_sick_nodes(registry: Registry, metrics: CoordinatorMetrics) -> None:
     registry.on_lost(sick.discard)
 
 
-def watch_pairs(router: Router, metrics: CoordinatorMetrics) -> None:
-    """Add what fails between the pools."""
-    health = router.health
+def watch_router(router: Router, metrics: CoordinatorMetrics) -> None:
+    """Add what fails between the pools, and how well answers' lengths are foreseen."""
+    health, lengths = router.health, router.lengths
     metrics.watch(
         "failing_pairs",
         "Pairs of a prefill and a decode node whose last handoff failed",
@@ -119,6 +119,12 @@ def watch_pairs(router: Router, metrics: CoordinatorMetrics) -> None:
         "pair_failures",
         "How often such a pair was found to fail; other requests avoid it for a while",
         lambda: health.num_failures,
+    )
+    metrics.count_each(
+        "output_tokens_off",
+        "Tokens by which answers differed from what was expected: by their kind, or by one mean",
+        "by",
+        lambda: {str(by): tokens for by, tokens in lengths.off_tokens.items()},
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import TypeAlias
 
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from coordinator.nodes.registry import Member
 from pdserve.kv import need
+from pdserve.measured.output_lengths import BEGINNINGS
 from pdserve.protocol import KvEvents, KvTier, PrefixSource, Prompt
 from pdserve.protocol.requests import HASH_BYTES
 from pdserve.shared.errors import MalformedMessage
@@ -60,6 +62,12 @@ class PromptHashes:
         if chain is None:
             chain = self._chains[block_size] = HashChain(self._prompt, block_size)
         return chain
+
+    @cached_property
+    def beginnings(self) -> list[int]:
+        """Numbers for its first `BEGINNINGS` tokens, as far as it has them."""
+        prompt = self._prompt
+        return [hash(prompt.beginning(n)) for n in BEGINNINGS if n <= prompt.num_tokens]
 
 
 MAX_SOURCES = 3

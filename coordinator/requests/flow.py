@@ -37,7 +37,7 @@ from coordinator.status import (
     describe_waiting,
     watch_line,
     watch_nodes,
-    watch_pairs,
+    watch_router,
 )
 from pdserve._native import add_tokens
 from pdserve.metrics import CoordinatorMetrics
@@ -160,7 +160,7 @@ class Flow:
         )
         watch_line(admission.line, metrics)
         watch_nodes(registry, metrics)
-        watch_pairs(router, metrics)
+        watch_router(router, metrics)
         metrics.watch("inflight_requests", "Requests on the nodes", lambda: self.num_on_nodes)
         metrics.watch("ready", "1: a request that arrives now can be served", self.is_ready)
         Departures(registry, router, self._by_leg, self._resumes, self._moves, metrics)

@@ -126,6 +126,7 @@ def _decode_leg(
         prediction=list(request.prediction),
         accepted=request.num_accepted,
         refused=request.num_refused,
+        expected_output=round(placement.usual_tokens),
         output_logprobs=PromptLogprobs.of(scores) if (scores := request.output_logprobs) else None,
     )
 

@@ -157,8 +157,7 @@ class Flowing:
         first_s, num_first = booking.first
         tpot_s = booking.request.slo.tpot_s or USUAL_TPOT_S
         due_s = first_s + (booking.num_tokens - num_first + 1) * tpot_s
-        left = self._books.lengths.remaining(booking.request.sampling, booking.num_tokens)
-        return FlowingStream(due_s - self._clock.now(), tpot_s, left)
+        return FlowingStream(due_s - self._clock.now(), tpot_s, self._books.left(booking))
 
     def _host(self, slot: int, num_new: int = 0) -> StreamHost:
         """Return what a node does, with one more stream of `num_new` tokens if there are any."""

@@ -35,6 +35,7 @@ from coordinator.routing.loads.slots import Floats, Ints
 from coordinator.routing.placement import Newcomer
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S, score
 from pdserve._native import FleetView
+from pdserve.measured.output_lengths import Kind, remaining
 
 NO_PLACE_S = 1e3  # penalty where it would have to wait: such a node is the last choice
 
@@ -52,13 +53,22 @@ class Outlook:
     """Predictions for one request at one time. Arrays are by slot."""
 
     def __init__(
-        self, fleet: Fleet, books: Books, request: GenerationRequest, hits: Hits, now_s: float
+        self,
+        fleet: Fleet,
+        books: Books,
+        request: GenerationRequest,
+        hits: Hits,
+        kind: Kind,
+        now_s: float,
     ) -> None:
+        """`hits`, `kind`: of its prompt, and of its answer."""
         self.request = request
         self.hits = hits
+        self.kind = kind
         self.now_s = now_s
         self.num_tokens = request.prompt.num_tokens + len(request.output_token_ids)
-        left = books.lengths.remaining(request.sampling, len(request.output_token_ids))
+        self.usual_tokens = books.lengths.expected(kind)
+        left = remaining(self.usual_tokens, request.sampling, len(request.output_token_ids))
         self.output_tokens = max(round(left), 1)
         self.num_gaps = max(self.output_tokens - 1, 1)
         self.newcomer = Newcomer(

@@ -17,6 +17,7 @@ from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.decode import DecodeLoad
 from coordinator.routing.loads.slots import Ints
 from pdserve._native import FleetView
+from pdserve.measured.output_lengths import Kind
 from pdserve.rules.batch import aimed_s
 
 
@@ -39,6 +40,8 @@ class Placement:
     uncached_tokens: int  # prompt tokens that the prefilling node does not hold
     output_tokens: int  # expected
     hits: Hits  # which nodes hold how much of the prompt
+    kind: Kind = ()  # whose answers are as long as its own is expected to be ...
+    usual_tokens: float = 0.0  # ... in total; 0: unknown
     adapter: str = ""  # that its nodes have
     shares_prefill: bool = False  # the prompt is computed for another answer, or was for the stream
 

@@ -21,6 +21,7 @@ from coordinator.routing.placement import Placement, tpot_within_s
 from coordinator.routing.policies import make_policy
 from coordinator.routing.sides import USUAL_TPOT_S, OnOneNode, choose, score
 from pdserve._native import least
+from pdserve.measured.output_lengths import OutputLengths, kind_of
 from pdserve.protocol import NodeRole, PrefixSource, Slo
 from pdserve.rules.batch import aimed_s
 from pdserve.settings.config import Mode
@@ -139,7 +140,8 @@ class Router:
             NoNodeAvailable: no decode node that can pull from that prefill node is ready.
         """
         assert first.prefill is not None
-        outlook = Outlook(self.fleet, self._books, request, first.hits, self._clock.now())
+        now_s = self._clock.now()
+        outlook = Outlook(self.fleet, self._books, request, first.hits, first.kind, now_s)
         computed_s = first.ttft_s - first.held_s  # without the first one's hold
         placement = self._behind(outlook, first.prefill.slot, computed_s, outlook.queue_s)
         return replace(placement, uncached_tokens=0, shares_prefill=True)
@@ -180,11 +182,18 @@ class Router:
         tpot_s = self.fleet.decode_one_s(slot, requests + 1, context)
         return NodeOutlook(queue_s=float(queue_s[slot]), tpot_s=tpot_s)
 
+    @property
+    def lengths(self) -> OutputLengths:
+        """What is known of how long answers get."""
+        return self._books.lengths
+
     # ---- parts ---------------------------------------------------------------------------------
 
     def _outlook(self, request: GenerationRequest, prompt: PromptHashes) -> Outlook:
         hits = self.prefixes.lookup(prompt)
-        return Outlook(self.fleet, self._books, request, hits, self._clock.now())
+        slo, own = request.slo, request.prompt
+        kind = kind_of((slo.name, slo.tenant, own.adapter), own.num_tokens, prompt.beginnings)
+        return Outlook(self.fleet, self._books, request, hits, kind, self._clock.now())
 
     @property
     def _decode_role(self) -> NodeRole | None:
@@ -385,5 +394,7 @@ class Router:
             uncached_tokens=outlook.num_tokens - outlook.held(prefills),
             output_tokens=outlook.output_tokens,
             hits=outlook.hits,
+            kind=outlook.kind,
+            usual_tokens=outlook.usual_tokens,
             adapter=outlook.request.prompt.adapter,
         )

@@ -73,6 +73,7 @@ class Request:
     # after token 1, a stream that another node takes over with its next one
     targets: Targets = NO_TARGETS
     num_preemptions: int = 0
+    expected_output: int = 0  # tokens, as its coordinator expects its whole answer; 0: unknown
     flows: bool = False  # it moves on before it is late, so prompts beside it need not spare it
     gave_place: bool = False  # preempted, and the place was due to another payer of its priority
     prefix_sources: list[PrefixSource] = field(default_factory=list)  # where to refetch lost KV

@@ -137,6 +137,7 @@ def request_of(
     if isinstance(leg, DecodeLeg):
         request.prediction = leg.prediction
         request.num_accepted, request.num_refused = leg.accepted, leg.refused
+        request.expected_output = leg.expected_output
     return request
 
 

@@ -103,6 +103,7 @@ class DecodeLeg(Message, frozen=True):
     prediction: list[int] = []  # what its client expects it to say: drafts
     accepted: int = 0  # of the tokens emitted elsewhere: drafts
     refused: int = 0  # drafts there that were wrong
+    expected_output: int = 0  # tokens of the whole answer, as such requests have it; 0: unknown
 
     @property
     def prompt_id(self) -> str:

@@ -232,7 +232,7 @@ class Sibling(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class DecodeLeg(_message.Message):
-    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of", "output_token_ids", "is_claimable", "traceparent", "flows", "output_logprobs", "takes_over", "is_long", "prediction", "accepted", "refused", "adapter", "adapted_from")
+    __slots__ = ("request_id", "token_ids", "sampling", "cache_salt", "source", "prefix_sources", "slo", "sibling_of", "output_token_ids", "is_claimable", "traceparent", "flows", "output_logprobs", "takes_over", "is_long", "prediction", "accepted", "refused", "adapter", "adapted_from", "expected_output")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -253,6 +253,7 @@ class DecodeLeg(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ADAPTED_FROM_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: SamplingParams
@@ -273,7 +274,8 @@ class DecodeLeg(_message.Message):
     refused: int
     adapter: str
     adapted_from: int
-    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., sibling_of: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., is_claimable: bool = ..., traceparent: _Optional[str] = ..., flows: bool = ..., output_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., takes_over: _Optional[str] = ..., is_long: bool = ..., prediction: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., refused: _Optional[int] = ..., adapter: _Optional[str] = ..., adapted_from: _Optional[int] = ...) -> None: ...
+    expected_output: int
+    def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., source: _Optional[_Union[NodeAddress, _Mapping]] = ..., prefix_sources: _Optional[_Iterable[_Union[PrefixSource, _Mapping]]] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ..., sibling_of: _Optional[str] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., is_claimable: bool = ..., traceparent: _Optional[str] = ..., flows: bool = ..., output_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., takes_over: _Optional[str] = ..., is_long: bool = ..., prediction: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., refused: _Optional[int] = ..., adapter: _Optional[str] = ..., adapted_from: _Optional[int] = ..., expected_output: _Optional[int] = ...) -> None: ...
 
 class Prefetch(_message.Message):
     __slots__ = ("request_id", "token_ids", "cache_salt", "prefix_sources", "is_long", "adapter", "adapted_from")

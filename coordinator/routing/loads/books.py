@@ -19,7 +19,7 @@ from coordinator.routing.loads.paces import StreamPaces
 from coordinator.routing.loads.prefill import PendingPrompt, PrefillQueues, ServiceClass
 from coordinator.routing.pairs.neighbours import Neighbours
 from coordinator.routing.placement import Newcomer, Placement
-from pdserve.measured.output_lengths import OutputLengths
+from pdserve.measured.output_lengths import OutputLengths, remaining
 from pdserve.protocol import Slo
 from pdserve.shared.clock import Clock
 
@@ -183,7 +183,7 @@ class Books:
         """Remove a request that has finished, failed or been cancelled."""
         placement, now_s = booking.placement, self._clock.now()
         if by_itself and not booking.request.ends_with_prompt:
-            self.lengths.observe(booking.num_tokens)
+            self.lengths.observe(booking.num_tokens, placement.kind)
         decode, plan = placement.decode, booking.plan
         if decode is not None and plan is not None and self._is_member(decode):
             self.decodes.legs[decode.slot] -= 1
@@ -216,6 +216,11 @@ class Books:
         queues_up = not gives_way and self.handoffs.makes_wait(slot, slo.tpot_s, now_s)
         return queues_up or not has_place
 
+    def left(self, booking: Booking) -> float:
+        """Return the tokens that are expected to come."""
+        expected = booking.placement.usual_tokens
+        return remaining(expected, booking.request.sampling, booking.num_tokens)
+
     def is_overloaded(self, slot: int) -> bool:
         """Return whether a handed-off request waits at a node, and not just for a step to end."""
         longest_s = self.handoffs.longest_s(slot, self._clock.now())
@@ -237,7 +242,7 @@ class Books:
         Until token 2, the predicted wait for a place is added before it joins the batch.
         """
         placement = booking.placement
-        left = self.lengths.remaining(booking.request.sampling, booking.num_tokens)
+        left = self.left(booking)
         in_gaps_s = placement.wait_s - placement.held_s
         pace_s = placement.tpot_s - in_gaps_s / max(placement.output_tokens - 1, 1)
         pace_s *= self._paces.share(decode.slot)

@@ -61,6 +61,7 @@ class _Journey:
     outcome: Outcome
     decode: Node | None  # None: the call ends with token 1
     token: SampledToken  # all its tokens but the last
+    expected_output: int  # as `DecodeLeg.expected_output`
     handoff: Handoff | None = None
     silent_until_s: float = -inf
     moves_on: Callable[[], None] | None = None  # called once, right after its next token
@@ -171,24 +172,26 @@ class Cluster:
         prefix_source: Node | None = None,
         *,
         flows: bool = False,
+        expected_output: int = 0,
     ) -> None:
         """Dispatch a call to its nodes.
 
         Without `prefill` the decode node prefills; `slo` gives the targets counted from now, and
-        `flows` is that of DecodeLeg.
+        `flows` and `expected_output` are those of DecodeLeg.
         """
         token = SampledToken(call.prompt.token_ids[-1])
-        journey = _Journey(self._outcomes[call.call_id], decode, token)
+        journey = _Journey(self._outcomes[call.call_id], decode, token, expected_output)
         self._journeys[call.call_id] = journey
         now_s = self.events.now_s
         targets = Targets.of(slo or left_of(call, now_s), now_s)
         limit = None if prefill is None else 1
         request = request_of(call, targets, now_s, limit)
-        request.flows = flows
+        request.flows, request.expected_output = flows, expected_output
         first = prefill or decode
         assert first is not None, "a call needs a node"
         if prefill is not None and decode is not None and call.num_output > 1:
             adopted = request_of(call, targets, now_s, None)
+            adopted.expected_output = expected_output
             journey.handoff = Handoff(
                 request, adopted, prefill, decode, self._rooms[decode], self.events
             )
@@ -232,6 +235,7 @@ class Cluster:
         call, now_s = journey.outcome.call, self.events.now_s
         request = request_of(call, Targets.of(slo, now_s), now_s, None)
         request.num_emitted_before = len(journey.outcome.token_times_s)
+        request.expected_output = journey.expected_output
         request.output_token_ids = [journey.token.token_id] * request.num_emitted_before
         return request
 

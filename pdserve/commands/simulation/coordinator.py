@@ -138,6 +138,7 @@ class Coordinator:
             slo,
             self._prefix_source(placement),
             flows=self._flows(placement),
+            expected_output=round(placement.usual_tokens),
         )
         self.moves.look()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast, overload
 
 from coordinator.prefixes.index import HashChain, PromptHashes
@@ -15,6 +16,7 @@ from pdserve.commands.simulation.call import Call
 from pdserve.engine.request import Request
 from pdserve.kv import need
 from pdserve.lifecycle import Lifecycle, Targets
+from pdserve.measured.output_lengths import BEGINNINGS
 from pdserve.protocol import Prompt, SamplingParams
 from pdserve.protocol.requests import HASH_BYTES
 
@@ -80,6 +82,10 @@ class KnownPrompt(Sequence[int]):
         """Return the hash of a block with tokens of the answer, which nobody shares."""
         return (_OWN + self.number << 32 | 1 << 31 | index).to_bytes(HASH_BYTES)
 
+    def beginning(self, num_tokens: int) -> int:
+        """Return a number that prompts have in common if they share these tokens."""
+        return hash((num_tokens, self._id_at(num_tokens - 1)))
+
     def _id_at(self, index: int) -> int:
         place = index // self._block_tokens
         return self._blocks[place] if place < len(self._blocks) else _OWN + self.number
@@ -111,6 +117,12 @@ class KnownHashes(PromptHashes):
     def chain(self, block_size: int) -> HashChain:
         """As PromptHashes.chain."""
         return _KnownChain(self._known.hashes(block_size), block_size)
+
+    @cached_property
+    def beginnings(self) -> list[int]:
+        """As PromptHashes.beginnings."""
+        known = self._known
+        return [known.beginning(n) for n in BEGINNINGS if n <= len(known)]
 
 
 class _KnownChain(HashChain):

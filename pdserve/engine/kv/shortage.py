@@ -26,7 +26,7 @@ from typing import Final
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, next_due_s
 from pdserve.kv import need
-from pdserve.measured.output_lengths import OutputLengths
+from pdserve.measured.output_lengths import OutputLengths, remaining
 from pdserve.settings.config import Headroom, PolicyConfig
 
 
@@ -83,7 +83,10 @@ _GROWTH: Final[dict[Headroom, Growth]] = {
 
 
 class KvHeadroom:
-    """The headroom strategy of one pool, with the lengths of its answers."""
+    """The headroom strategy of one pool, with the lengths of its answers.
+
+    They count for requests of which no coordinator has said how long their answers usually are.
+    """
 
     def __init__(
         self, block_size: int, name: Headroom = "greedy", num_watermark_blocks: int = 0
@@ -101,7 +104,8 @@ class KvHeadroom:
 
     def remaining(self, request: Request) -> float:
         """Return how many more tokens this request is expected to generate."""
-        return self.lengths.remaining(request.sampling, len(request.output_token_ids))
+        expected = request.expected_output or self.lengths.mean_tokens
+        return remaining(expected, request.sampling, len(request.output_token_ids))
 
     def num_kept_free(self, streams: Sequence[Request], newcomer: Request | None) -> int:
         """Return the blocks to leave free besides the newcomer's own; 0 if there are no streams.

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Literal
 
 import msgspec
 
@@ -105,6 +106,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int  # of prompts that were computed: of calls that have a token
     cached_tokens: int  # of these, in the prefix cache
     output_tokens: int
+    num_answers: int  # that ended
+    off_tokens: dict[Literal["kind", "mean"], float]  # as `OutputLengths` has it, of these
     stopped_early: bool  # the target was out of reach: the rest was not simulated
 
     @property
@@ -145,6 +148,8 @@ def run(
         prompt_tokens=tally.num_prompt_tokens,
         cached_tokens=tally.num_cached_tokens,
         output_tokens=tally.num_output_tokens,
+        num_answers=front.router.lengths.num_answers,
+        off_tokens=front.router.lengths.off_tokens,
         stopped_early=tally.stopped_early,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from pdserve.commands.bench.compare.goodput import Goodput
@@ -33,3 +35,8 @@ class SimulateReport(msgspec.Struct, frozen=True, kw_only=True):
         """Simulated seconds per second of one core."""
         rows = [row for mode in self.modes for row in mode.rows]
         return sum(row.seconds for row in rows) / sum(row.cpu_s for row in rows)
+
+    def off_tokens(self, by: Literal["kind", "mean"]) -> float:
+        """Mean tokens between the length of an answer and what was expected at its end."""
+        rows = [row for mode in self.modes for row in mode.rows]
+        return sum(row.off_tokens[by] for row in rows) / max(1, sum(r.num_answers for r in rows))

@@ -24,6 +24,10 @@ def tables(report: SimulateReport) -> Iterator[RenderableType]:
                 "larger than any that was calibrated; --extrapolate predicts these rates as well"
             )
     yield report.card.text
+    yield (
+        f"answers differ by {report.off_tokens('kind'):.3g} tokens from what is usual for their "
+        f"kind, and by {report.off_tokens('mean'):.3g} from the mean of all"
+    )
     yield f"simulated {report.speed:.0f} s per second of one core"
 
 
