@@ -19,7 +19,7 @@ from pdserve.shared.errors import ConfigError
 
 # The oldest build that has to work together with this one. It is moved on with PROTOCOL, and when
 # a change is meant to be the last that it understands: `docs/OPERATING.md` says what may change.
-EARLIER: Final = "f72c789a"
+EARLIER: Final = "c1c0d0ef"
 ROOT: Final = Path(__file__).resolve().parents[1]
 _FOLDER: Final = ROOT / "build" / "earlier"
 

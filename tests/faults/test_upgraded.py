@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
@@ -24,17 +25,38 @@ from tests.cluster.client import DEADLINE_S, Client, Output
 from tests.cluster.fleet import Fleet, fleet_config, read_gauges, running
 from tools.earlier_build import EARLIER, python_of
 
+KERNELS = "avx2"
 NODES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 LENGTHS = (5, 40, 700)  # of answers; the last are under way while a process is replaced
 STARTED_S = 300.0  # four processes, each of which imports torch
 AGAIN_S = 0.1  # a client that was told to come again, or was not heard, waits so long
-LOSSES = ("pulls_failed", "pulls_timed_out", "pulls_corrupt", "exports_refused")
-LOSSES += ("transport_garbage", "recomputed_tokens")
+LOSSES = (
+    "pulls_failed",
+    "pulls_timed_out",
+    "pulls_corrupt",
+    "exports_refused",
+    "transport_garbage",
+    "recomputed_tokens",
+)
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not python_of().exists(), reason=f"`make test-upgrade` builds {EARLIER}"),
 ]
+
+
+async def arithmetic_of(python: Path) -> str:
+    """What a build's kernels compute: nodes of which it differs do not share KV."""
+    code = (
+        "from pdserve.engine.native.choice import digest_of as of;"
+        "from pdserve.engine.plan.forms import FLOAT32, ActivationDtype as Type;"
+        f"print(of({KERNELS!r}, Type.FLOAT32, FLOAT32))"
+    )
+    words = (python, "-P", "-c", code)
+    child = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    told, _ = await child.communicate()
+    assert child.returncode == 0
+    return told.decode()
 
 
 class Mixed(Fleet):
@@ -113,8 +135,11 @@ async def test_a_build_is_rolled_out_under_load(
     earlier: Sequence[str], order: Sequence[str], tiny_checkpoint: Path
 ) -> None:
     """Each of both pools in turn; so either build prefills for the other, and decodes for it."""
-    config = fleet_config(tiny_checkpoint, prefill=2, decode=2, engine={"kernels": "avx2"})
-    async with running(Mixed(replace(config, start_s=STARTED_S), earlier)) as fleet:
+    digests = [await arithmetic_of(python) for python in (Path(sys.executable), python_of())]
+    assert len({*digests}) == 1, f"kernels compute other bits since {EARLIER}: pin a later commit"
+    config = fleet_config(tiny_checkpoint, prefill=2, decode=2, engine={"kernels": KERNELS})
+    fleet = Mixed(replace(config, start_s=STARTED_S), earlier)
+    async with running(fleet):
         async with Client(fleet.url) as client:
             expected = {length: (await asked(client, length)).tokens for length in LENGTHS}
         load = Load(fleet.url)
