@@ -16,6 +16,7 @@ from coordinator.admission.decisions import Reason
 from coordinator.nodes.registry import KvReach, Member, Registry
 from coordinator.pools.desired import PoolDemand
 from coordinator.pools.rebalancer import LATE, NodeLoad, pool_load
+from coordinator.routing.router import NodeOutlook
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from pdserve.measured.perf_model import PerfModel
 from pdserve.metrics import CoordinatorMetrics
@@ -48,21 +49,18 @@ class Promises(Protocol):
 
 
 class PoolLoads:
-    """The loads of one coordinator's members.
-
-    `queue_s` predicts the seconds of prefill before a prompt that would be sent to a member now.
-    """
+    """The loads of one coordinator's members, of which `outlook` says what is predicted."""
 
     def __init__(
         self,
         registry: Registry,
         promises: Promises,
-        queue_s: Callable[[Member], float],
+        outlook: Callable[[Member], NodeOutlook],
         clock: Clock,
     ) -> None:
         self._registry = registry
         self._promises = promises
-        self._queue_s = queue_s
+        self._outlook = outlook
         self._clock = clock
         self._num_refused = dict.fromkeys(NodeRole, 0)
 
@@ -101,15 +99,22 @@ class PoolLoads:
 
     def _demand(self, role: NodeRole, targets: tuple[float, float], in_line_s: float) -> PoolDemand:
         pool = [m for m in self._registry if m.role is role and not m.is_standby]
-        ready = [member for member in pool if member.is_ready and member.perf is not None]
+        ready = [
+            (member, self._outlook(member))
+            for member in pool
+            if member.is_ready and member.perf is not None
+        ]
         ttft_s, tpot_s = targets
 
         def load_with(number: int) -> float:
             spread = len(ready) / number
             if role is NodeRole.DECODE:
-                return sum(decode_load(member, tpot_s, spread) for member in ready) / len(ready)
-            queued_s = sum(in_line_s + self._queue_s(member) for member in ready)
-            busy = sum(member.load.busy_share for member in ready)
+                return sum(
+                    decode_load(member, tpot_s, spread, outlook.pace_share)
+                    for member, outlook in ready
+                ) / len(ready)
+            queued_s = sum(in_line_s + outlook.queue_s for _, outlook in ready)
+            busy = sum(member.load.busy_share for member, _ in ready)
             return max(busy, queued_s / ttft_s) / number
 
         return PoolDemand(len(ready), len(pool) - len(ready), load_with)
@@ -125,8 +130,13 @@ class PoolLoads:
             is_prefill = member.role is NodeRole.PREFILL
             load = None
             if member.is_ready and member.perf is not None:
-                queued_s = in_line_s + self._queue_s(member)
-                load = queued_s / ttft_s if is_prefill else decode_load(member, tpot_s)
+                outlook = self._outlook(member)
+                queued_s = in_line_s + outlook.queue_s
+                load = (
+                    queued_s / ttft_s
+                    if is_prefill
+                    else decode_load(member, tpot_s, pace_share=outlook.pace_share)
+                )
                 load = max(load, LATE) if member.role in late else load
             nodes.append(
                 NodeLoad(
@@ -164,13 +174,19 @@ def _have_pair(kinds: Iterable[_Kind]) -> bool:
     return any(not a.isdisjoint(b) for a in prefills for b in decodes)
 
 
-def decode_load(member: Member, tpot_s: float, spread: float = 1.0) -> float:
+def decode_load(
+    member: Member, tpot_s: float, spread: float = 1.0, pace_share: float = 1.0
+) -> float:
     """Return the load of a decode node: the larger of two ratios.
 
     The ratios are time per token / promised TPOT, and used blocks / KV_SHARE of all blocks. Both
     are predicted as if all waiting requests were running, and as if the node got `spread` times as
     many. Then each stays as much longer as its tokens take longer. The member's `perf` must be
     known.
+
+    A token takes `pace_share` of its step's time, since steps give as many streams as run now more
+    than one. Of further streams nothing is expected to be guessed: beside more, drafts are worth
+    less.
     """
     perf, load, hello = member.perf, member.load, member.hello
     assert perf is not None
@@ -185,7 +201,9 @@ def decode_load(member: Member, tpot_s: float, spread: float = 1.0) -> float:
         in_turns = max(num_requests / perf.max_batch_size, 1.0)
         context = num_requests * context_each / in_turns
         rows = max(1, round(num_requests / in_turns))
-        return model.decode_s(rows, round(context)) * in_turns
+        num_guessed = min(load.running_requests or now, num_requests)
+        tokens_a_step = 1 + (1 / pace_share - 1) * num_guessed / num_requests
+        return model.decode_s(rows, round(context)) * in_turns / tokens_a_step
 
     num_requests = now * spread
     if spread != 1.0:

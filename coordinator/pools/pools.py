@@ -38,9 +38,7 @@ class Pools:
         self._registry = registry
         self._incarnation = incarnation
         self._clock = clock
-        self._loads = PoolLoads(
-            registry, promises, lambda member: router.node_outlook(member).queue_s, clock
-        )
+        self._loads = PoolLoads(registry, promises, router.node_outlook, clock)
         self._loads.watch(metrics)
         self._desired = DesiredNodes(clock, config.routing.sleep_after_s)
         metrics.watch_each(

@@ -40,7 +40,7 @@ class StreamHost(NamedTuple):
 
     queue_s: float  # for prompts
     chunk_s: float  # of a step with a chunk of a prompt
-    pace_s: float  # of a step with its streams only
+    pace_s: float  # of a token, in steps with its streams only
 
 
 def num_chunks(stream: FlowingStream, host: StreamHost) -> float:
@@ -168,5 +168,5 @@ class Flowing:
         return StreamHost(
             queue_s=float(self._books.queues.all_s(now_s)[slot]),
             chunk_s=self._fleet.full_step_s(slot),
-            pace_s=self._fleet.decode_one_s(slot, requests, context),
+            pace_s=self._fleet.decode_one_s(slot, requests, context) * self._books.pace_share(slot),
         )

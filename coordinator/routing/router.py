@@ -37,7 +37,8 @@ class NodeOutlook:
     """What the router predicts for a node, for people to read."""
 
     queue_s: float  # prefill queued before a prompt sent there now
-    tpot_s: float  # with one more stream in the current batch
+    tpot_s: float  # with one more stream in the current batch, of steps of one token each
+    pace_share: float  # of such a time, what a token takes; less than 1 where drafts are right
 
 
 class Router:
@@ -180,7 +181,7 @@ class Router:
         requests, context = int(batch.requests[slot]), int(batch.context[slot])
         queue_s = self._books.queues.all_s(now_s)
         tpot_s = self.fleet.decode_one_s(slot, requests + 1, context)
-        return NodeOutlook(queue_s=float(queue_s[slot]), tpot_s=tpot_s)
+        return NodeOutlook(float(queue_s[slot]), tpot_s, self._books.pace_share(slot))
 
     @property
     def lengths(self) -> OutputLengths:

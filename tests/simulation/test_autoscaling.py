@@ -23,6 +23,7 @@ from coordinator.pools.loads import PoolLoads
 from coordinator.pools.rebalancer import Rebalancer
 from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.pools.standby import StandbyNodes
+from coordinator.routing.router import NodeOutlook
 from coordinator.status import ROLES
 from pdserve.commands.cluster.autoscale import ScaleStep, next_steps
 from pdserve.commands.cluster.config import Scale
@@ -101,9 +102,7 @@ class World:
         self.queue_s = 0.0  # work of prompts
         self.streams = 0.0
         self.changes = RoleChanges(self.registry, "disaggregated", CoordinatorMetrics())
-        self.loads = PoolLoads(
-            self.registry, Promises(), lambda _: self.queue_s / max(1, self.ready(P)), self.clock
-        )
+        self.loads = PoolLoads(self.registry, Promises(), self._outlook, self.clock)
         self.desired = DesiredNodes(self.clock, self.sleep_after_s)
         self.rebalancer = Rebalancer(self.clock)
         self.standby = StandbyNodes(
@@ -112,6 +111,9 @@ class World:
         for role, number in self.first.items():
             for index in range(number):
                 self._start(f"{ROLES[role]}-{index}", on_standby=False, within_s=0.0)
+
+    def _outlook(self, _: Member) -> NodeOutlook:
+        return NodeOutlook(self.queue_s / max(1, self.ready(P)), 0.0, 1.0)
 
     def ready(self, role: NodeRole) -> int:
         return sum(p.is_ready and p.member.role is role for p in self.processes.values())

@@ -221,6 +221,10 @@ class Books:
         expected = booking.placement.usual_tokens
         return remaining(expected, booking.request.sampling, booking.num_tokens)
 
+    def pace_share(self, slot: int) -> float:
+        """Return the share of the predicted time that a token of a stream takes (`StreamPaces`)."""
+        return self._paces.share(slot)
+
     def is_overloaded(self, slot: int) -> bool:
         """Return whether a handed-off request waits at a node, and not just for a step to end."""
         longest_s = self.handoffs.longest_s(slot, self._clock.now())

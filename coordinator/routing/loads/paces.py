@@ -2,7 +2,7 @@
 
 Predictions are of steps of one token each. With drafts a step may give a stream several, as often
 as its text can be guessed. Promises are kept by the prediction, since that depends on no text; but
-places are free sooner.
+places are free sooner, and nodes less loaded.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from coordinator.admission.decisions import Reason
 from coordinator.nodes.registry import Member, Registry
 from coordinator.pools.loads import KV_SHARE, PoolLoads, decode_load
 from coordinator.pools.rebalancer import LATE
+from coordinator.routing.router import NodeOutlook
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, PerfReport, StepCosts, TransportReach
@@ -42,12 +43,11 @@ class Bench:
         self.registry = Registry()
         self.promises = Promises()
         self.queues_s: defaultdict[str, float] = defaultdict(float)  # by node id
-        self.loads = PoolLoads(
-            self.registry,
-            self.promises,
-            lambda member: self.queues_s[member.node_id],
-            ManualClock(),
-        )
+        self.pace_share = 1.0
+        self.loads = PoolLoads(self.registry, self.promises, self._outlook, ManualClock())
+
+    def _outlook(self, member: Member) -> NodeOutlook:
+        return NodeOutlook(self.queues_s[member.node_id], 0.01, self.pace_share)
 
     def join(self, node_id: str, role: NodeRole, perf: PerfReport | None = PERF) -> Member:
         member = join(self.registry, node_id, role)
@@ -90,6 +90,25 @@ def test_a_batch_is_measured_in_time_between_tokens() -> None:
     report(bench.registry, member, D, running_requests=11, waiting_requests=11, **full)
     assert decode_load(member, 0.1) == pytest.approx(2 * 0.020 / 0.1), "two batches in turns"
     assert decode_load(member, 0.1 / 4) == pytest.approx(4 * 2 * 0.020 / 0.1)
+
+
+def test_tokens_that_are_guessed_take_no_step_of_their_own() -> None:
+    """As many streams as run now get them; of further ones nothing is known."""
+    bench = Bench()
+    member = bench.join("d", D)
+    report(bench.registry, member, D, running_requests=4, free_blocks=NUM_BLOCKS)
+    plain = bench.loads.demands([D])[D]
+    assert bench.by_node() == {"d": pytest.approx(0.013 / 0.1)}
+    bench.pace_share = 0.5
+    assert bench.by_node() == {"d": pytest.approx(0.0065 / 0.1)}
+    guessed = bench.loads.demands([D])[D]
+    assert guessed.load_with(1) == pytest.approx(plain.load_with(1) / 2)
+    assert guessed.load_with(2) == pytest.approx(plain.load_with(2) / 2, rel=0.1)
+    more = decode_load(member, 0.1, 1.2)
+    assert more * 0.8 < decode_load(member, 0.1, 1.2, 0.8) < more
+    waiting = {"running_requests": 4, "waiting_requests": 4, "free_blocks": NUM_BLOCKS}
+    report(bench.registry, member, D, **waiting)
+    assert decode_load(member, 0.1, 1.0, 0.5) == pytest.approx(0.017 / 1.5 / 0.1)
 
 
 def test_blocks_in_use_count_as_well_as_time() -> None:

@@ -11,6 +11,7 @@ from coordinator.pools.desired import DesiredNodes, PoolDemand
 from coordinator.pools.loads import PoolLoads
 from coordinator.pools.role_changes import RoleChanges
 from coordinator.pools.standby import StandbyNodes
+from coordinator.routing.router import NodeOutlook
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole, NodeState, SetRole
 from pdserve.settings.config import Mode
@@ -154,7 +155,9 @@ async def test_the_only_one_that_loads_is_told_so_too() -> None:
 def test_it_is_no_reason_to_keep_nodes_nor_one_to_count() -> None:
     bench = Bench()
     bench.wait("w")
-    loads = PoolLoads(bench.registry, Promises(), lambda member: 0.0, ManualClock())
+    loads = PoolLoads(
+        bench.registry, Promises(), lambda member: NodeOutlook(0.0, 0.0, 1.0), ManualClock()
+    )
     demand = loads.demands([D])[D]
     assert (demand.ready, demand.others) == (0, 1), "d, which has not told its profile"
 

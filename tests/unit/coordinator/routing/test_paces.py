@@ -30,6 +30,8 @@ def test_places_are_free_sooner_and_predictions_stay() -> None:
         sooner, then_s = ended(nodes, 0.25)
     assert sooner == pytest.approx(planned / 4, abs=2)
     assert then_s == predicted_s
+    (member,) = nodes.decode
+    assert nodes.router.node_outlook(member).pace_share == pytest.approx(0.25, abs=0.02)
     for _ in range(60):
         again, _ = ended(nodes, 1.5)
     assert again == pytest.approx(planned, abs=2)
