@@ -21,8 +21,9 @@ PROMPT = "<|bos|><|user|>Tell me about the sea.<|end|><|assistant|>"
 class DemoModel:
     """Of what it says, text and whether it said all."""
 
-    def __init__(self) -> None:
-        self.node = Node.load(CHECKPOINT_PATH, num_tokens=16384)
+    def __init__(self, node: Node | None = None) -> None:
+        """`node`: of the same vocabulary; None: the plain one."""
+        self.node = node or Node.load(CHECKPOINT_PATH, num_tokens=16384)
         self.tokenizer = Tokenizer.from_file(str(CHECKPOINT_PATH / "tokenizer.json"))
         self._prompt = self.ids(PROMPT)
         self.eos = self.node.model.config.eos_token_ids

@@ -5,21 +5,36 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pdserve.demo_model import CHECKPOINT_PATH, DRAFT_PATH
 from pdserve.engine.core import EngineCore
 from pdserve.engine.drafts.texts import FormerAnswers, OwnText, Predictions
 from pdserve.engine.grammar.position import Position
 from pdserve.engine.request import Request
+from pdserve.kv import KvDtype
 from pdserve.lifecycle import Targets
 from pdserve.protocol import BadWord
 from pdserve.shared.errors import PdserveError
+from tests.adapters import make_adapter
 from tests.lives.planted import Bug, planted
 from tests.matrix import matrix
+from tests.unit.engine_adapters.test_adapted import take
 from tests.unit.engine_grammar.answers import DemoModel
-from tests.unit.engine_model.drafted import Streams, Told, Unhurried, answers, run, tokens_of
+from tests.unit.engine_model.drafted import (
+    Said,
+    Streams,
+    Told,
+    Unhurried,
+    answers,
+    run,
+    tokens_of,
+)
+from tests.unit.engine_model.harness import Node
+from tests.unit.engine_model.test_draft_model import add_model
 
 GRAMMARS = (
     "",
@@ -57,12 +72,13 @@ OPTIONS: Sequence[Sequence[dict[str, Any]]] = (
 )
 
 
-def make_requests(demo: DemoModel, seed: int) -> list[Request]:
-    """The same for the same seed."""
+def make_requests(demo: DemoModel, seed: int, adapters: Sequence[str] = ("",)) -> list[Request]:
+    """The same for the same seed. `adapters`: digests, of which each has one."""
     chosen = random.Random(seed)
     made = []
     for number in range(12):
         options: dict[str, Any] = {"max_tokens": chosen.choice([1, 2, 17, 48])}
+        options["adapter"] = adapters[number % len(adapters)]
         for one_of in OPTIONS:
             options |= chosen.choice(one_of)
         made.append(
@@ -73,16 +89,50 @@ def make_requests(demo: DemoModel, seed: int) -> list[Request]:
 
 @pytest.mark.parametrize("seed", matrix(range(40), 2))
 def test_random_requests_say_the_same(demo: DemoModel, seed: int) -> None:
+    expect_the_same(demo, seed)
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": KvDtype.BFLOAT16},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "KV int8": {"kv_dtype": KvDtype.INT8},
+    "KV fp8": {"kv_dtype": KvDtype.FP8},
+    "adapters": {},
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("form", FORMS)
+def test_500_random_requests_say_the_same(form: str, tmp_path: Path) -> None:
+    """Of each pair of an option and what computes them; also with a model that guesses."""
+    demo = DemoModel(Node.load(CHECKPOINT_PATH, num_tokens=16384, **FORMS[form]))
+    drafter, adapters = Node.load(DRAFT_PATH, num_tokens=16384), [""]
+    if form == "adapters":
+        for number in range(2):
+            folder = make_adapter(tmp_path / str(number), CHECKPOINT_PATH, seed=number)
+            adapters.append(take(demo.node, folder).digest)
+    for seed in range(42):
+        expected = expect_the_same(demo, seed, adapters)
+        streams = Streams(demo.node, [], Unhurried(), demo.eos)
+        source = add_model(streams, drafter, vocab_size=demo.node.model.config.vocab_size)
+        run(streams, make_requests(demo, seed, adapters), random.Random(seed))
+        assert streams.answers() == expected
+        assert source.work.tokens > 0
+
+
+def expect_the_same(demo: DemoModel, seed: int, adapters: Sequence[str] = ("",)) -> dict[str, Said]:
     """Guessed by who knows better or worse, moved and preempted at any time; and then asked again.
 
     What clients predict has errors.
     """
-    expected = answers(demo.node, make_requests(demo, seed), demo.eos)
+    expected = answers(demo.node, make_requests(demo, seed, adapters), demo.eos)
     known, masks, former = tokens_of(expected), Unhurried(), FormerAnswers()
     chosen = random.Random(seed)
     for sources in ([Told(known, seed), OwnText()], [Predictions(), former], [former, OwnText()]):
         streams = Streams(demo.node, sources, masks, demo.eos)
-        asked = make_requests(demo, seed)
+        asked = make_requests(demo, seed, adapters)
         for number, request in enumerate(asked):
             request.targets = Targets(tenant=["ann", "bob"][number % 2])
             request.prediction = [
@@ -92,6 +142,7 @@ def test_random_requests_say_the_same(demo: DemoModel, seed: int) -> None:
         assert streams.answers() == expected
         counts = streams.speculation.counts
         assert counts[sources[0].name].accepted > 0
+    return expected
 
 
 SLIPS = {

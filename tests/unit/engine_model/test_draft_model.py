@@ -24,12 +24,16 @@ VOCAB_SIZE = 320
 
 
 def add_model(
-    streams: Streams, drafter: Node, num_blocks: int = 0, costs: StepCosts = FREE
+    streams: Streams,
+    drafter: Node,
+    num_blocks: int = 0,
+    costs: StepCosts = FREE,
+    vocab_size: int = VOCAB_SIZE,
 ) -> ModelSource:
     """Have these streams guess with another model, which costs hardly anything."""
     layout = drafter.kv_cache.layout
     pool = BlockPool(num_blocks or drafter.kv_cache.num_blocks, layout.block_size)
-    model = DraftModel(drafter.runner, pool, layout.block_bytes, PerfModel(costs), VOCAB_SIZE, 4096)
+    model = DraftModel(drafter.runner, pool, layout.block_bytes, PerfModel(costs), vocab_size, 4096)
     source = ModelSource(model, streams.core.queues, lambda shape: 1.0, 64)
     streams.speculation.add(source, source.work)
     streams.core.draft = source.plan
