@@ -22,7 +22,7 @@ from pdserve.protocol import Sickness
 from pdserve.shared.errors import NodeSick
 from pdserve.shared.process.shared_memory import sealed_memory
 
-MAPPED_S = 60.0  # to start Python and map memory
+MAPPED_S = 300.0  # to start Python and map memory, whatever else the machine does
 
 
 class RankProcess(Protocol):

@@ -20,6 +20,8 @@ from tests.cluster.ranks.ranked_nodes import RankHost
 from tests.heads import add_mtp, make_eagle3
 
 NUM_OUTPUT = 120
+START_S = 300.0  # for a cluster to be ready, on a machine that does much else
+WITHIN_S = 3 * START_S  # for a test of two
 KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 1.0, "seed": 7, "top_p": 0.9, "logprobs": 2},
@@ -75,6 +77,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(WITHIN_S)
 @pytest.mark.parametrize(
     ("guesser", "mode"),
     [
@@ -95,7 +98,7 @@ async def test_a_draft_model_changes_nothing(
     speculation = SpeculationConfig(model=str(draft), sources=["model"])
     config = fleet_config(model, **mode | {"speculation": speculation})
     # By a guess, the small one is predicted to be worth it.
-    config = msgspec.structs.replace(config, profile=ProfileConfig(profile="off"))
+    config = msgspec.structs.replace(config, profile=ProfileConfig(profile="off"), start_s=START_S)
     off = msgspec.structs.replace(config, speculation=SpeculationConfig(mode="off"))
     async with running(Fleet(off)) as plain, Client(plain.url) as client:
         expected = await said(client)
@@ -113,21 +116,24 @@ async def test_a_draft_model_changes_nothing(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(WITHIN_S)
 async def test_a_head_has_the_rows_of_two_hosts(models: dict[str, Path]) -> None:
     config = msgspec.structs.replace(
-        fleet_config(models["model"]), profile=ProfileConfig(profile="off")
+        fleet_config(models["model"]), profile=ProfileConfig(profile="off"), start_s=START_S
     )
     found, host = [], RankHost(models["model"])
-    for speculation in (
-        SpeculationConfig(mode="off"),
-        SpeculationConfig(model=str(models["head"]), sources=["model"]),
-    ):
-        flags = {"decode-0": [f"--rank-hosts={host.address}"]}
-        fleet = Fleet(msgspec.structs.replace(config, speculation=speculation), flags)
-        async with running(fleet), Client(fleet.url) as client:
-            found.append(await said(client))
-            drafted = await num_drafts(fleet, "draft_tokens")
-    await host.end()
+    try:
+        for speculation in (
+            SpeculationConfig(mode="off"),
+            SpeculationConfig(model=str(models["head"]), sources=["model"]),
+        ):
+            flags = {"decode-0": [f"--rank-hosts={host.address}"]}
+            fleet = Fleet(msgspec.structs.replace(config, speculation=speculation), flags)
+            async with running(fleet), Client(fleet.url) as client:
+                found.append(await said(client))
+                drafted = await num_drafts(fleet, "draft_tokens")
+    finally:
+        await host.end()
     expect_same(*found)
     assert drafted > 0
 

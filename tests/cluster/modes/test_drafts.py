@@ -1,13 +1,14 @@
 """With drafts and without, clusters give random requests the same answers, in every mode.
 
 What differs is in usage: how many tokens were guessed. All is asked twice, by two tenants, so that
-former answers are guessed, too.
+former answers are guessed, too. PDSERVE_REQUESTS=250 asks 500 requests of each case.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 from collections.abc import Sequence
@@ -28,8 +29,9 @@ from tests.cluster.client import MODEL, EventStream
 from tests.cluster.fleet import Fleet, SecondCoordinator, fleet_config, running
 
 TENANTS = ("ann", "bob")
-DEADLINE_S = 240.0
-COUNT = 60  # requests, each asked twice
+COUNT = int(os.environ.get("PDSERVE_REQUESTS", "60"))  # each asked twice
+DEADLINE_S = 6.0 * COUNT  # for a cluster to answer them, on a machine that does much else
+START_S = 300.0  # likewise, to be ready
 TEXT = "The old tower stands by the sea. The small boat sails to the old tower by the sea. "
 SCHEMA = {
     "type": "object",
@@ -193,6 +195,7 @@ CASES = (
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2 * (START_S + DEADLINE_S))
 @pytest.mark.parametrize("case", CASES, ids=str)
 async def test_answers_are_the_same(case: Case, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
@@ -217,7 +220,7 @@ async def test_answers_are_the_same(case: Case, tmp_path: Path) -> None:
             file = tmp_path / "models.toml"
             file.write_text("".join(f"[models.{n}]\nsource = '{p}'\n" for n, p in models.items()))
             config = replace(config, checkpoint=CheckpointConfig(), models=str(file))
-        async with running(Fleet(config)) as fleet:
+        async with running(Fleet(replace(config, start_s=START_S))) as fleet:
             found.append(await answers(fleet, case))
     off, on = found
     for number, (plain, guessed) in enumerate(zip(off, on, strict=True)):

@@ -38,8 +38,8 @@ _LEAVES: Final = 0.1  # share of the calls whose client goes away
 _LEAVES_AFTER_S: Final = (0.001, 0.01, 0.05, 0.2, 0.5)
 _KEYED: Final = 0.5  # share of the others that have an idempotency key
 _LOOK_S: Final = 0.02
-_READY_S: Final = 60.0  # for all nodes to be ready again
-_SETTLE_S: Final = 20.0
+_READY_S: Final = 240.0  # for all nodes to be ready again, on a machine that does much else
+_SETTLE_S: Final = 60.0  # likewise, for all that calls held to be free
 _MOST_FILES: Final = 8  # descriptors more than before: connections of the client come and go
 
 
