@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from pdserve.commands.bench.checkpoints.random_checkpoint import config_of
-from pdserve.commands.bench.checkpoints.shapes import SHAPES
 from pdserve.commands.bench.output import print_json
 from pdserve.commands.cli.kv_config import KvConfig
 from pdserve.settings.values import parse_bytes
@@ -21,19 +19,14 @@ def run(config: KvConfig, setup: dict[str, object]) -> int:
             take requests of that length.
         ModelError: it cannot be served.
     """
-    from pdserve.engine.models.config import load_model_config, parse_model_config
-    from pdserve.engine.models.json_fields import JsonFields
+    from pdserve.commands.bench.checkpoints.model_config import model_named
     from pdserve.engine.plan.forms import ActivationDtype
     from pdserve.engine.steps.worst import LargestStep
     from pdserve.kv import KvDtype
-    from pdserve.model_files.checkpoint import resolve_checkpoint
     from pdserve.node.memory.capacity import Devices, capacity
     from pdserve.node.memory.draft_share import draft_kv
 
-    if (shape := SHAPES.get(config.model)) is not None:
-        model = parse_model_config(JsonFields(config_of(shape), config.model))
-    else:
-        model = load_model_config(resolve_checkpoint(config.model, with_weights=False))
+    model = model_named(config.model)
     if config.max_model_len > model.max_model_len:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is more than the model's own "

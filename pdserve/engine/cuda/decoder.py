@@ -27,7 +27,7 @@ from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.stage_ends import Finals
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.batch import Batch
-from pdserve.engine.steps.parts import LEAST_PART
+from pdserve.engine.steps.worst import LEAST_PART
 from pdserve.shared.errors import AdapterRefused
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.torch_decoder import TorchDecoder
 from pdserve.engine.ranks.collectives import ALONE, Collectives
-from pdserve.engine.steps.parts import largest_part
-from pdserve.engine.steps.worst import ANY_STEP, LargestStep
+from pdserve.engine.steps.worst import ANY_STEP, LargestStep, largest_part
 
 _log = logging.getLogger(__name__)
 

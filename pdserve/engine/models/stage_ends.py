@@ -26,7 +26,8 @@ from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.vocabulary import Vocabulary
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.batch import Batch, WantedStates
-from pdserve.engine.steps.parts import LEAST_PART, in_parts, num_parts
+from pdserve.engine.steps.parts import in_parts
+from pdserve.engine.steps.worst import LEAST_PART, num_parts
 
 
 class Finals(NamedTuple):

@@ -27,7 +27,7 @@ from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Angles, LayerRopes, rotate
 from pdserve.engine.sampling.sampler import PlainSampler
 from pdserve.engine.steps.batch import Batch
-from pdserve.engine.steps.parts import LEAST_PART
+from pdserve.engine.steps.worst import LEAST_PART
 
 NORMS: Final = (
     "attention_norm",

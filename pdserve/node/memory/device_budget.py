@@ -9,8 +9,7 @@ from pdserve.engine.cuda.capture.piece_sizes import MOST_PIECE_ROWS
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.ranks.shard import WHOLE, Shard
-from pdserve.engine.steps.parts import largest_part
-from pdserve.engine.steps.worst import LargestStep
+from pdserve.engine.steps.worst import LargestStep, largest_part
 from pdserve.shared.errors import ConfigError
 
 GRAPH_BYTES: Final = 1 << 30  # captured decode steps; `MAX_GRAPH_BYTES` is for very large models

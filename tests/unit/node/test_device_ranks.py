@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pdserve.engine.request import Scheduled
-from pdserve.engine.steps.parts import num_parts
+from pdserve.engine.steps.worst import num_parts
 from pdserve.node.device_ranks.following import with_slots
 from pdserve.node.engine_watch import unless_rank_lost
 from pdserve.node.start.model import check_devices, device_of_rank

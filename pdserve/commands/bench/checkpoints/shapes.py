@@ -6,8 +6,8 @@ for a cache, since its 4k prompts must be frequent enough to be counted. Two cor
 core, unlike any model worth serving. `demo-14m` is a little larger than the bundled model. `160m`
 and `0.6b` are for measuring steps and servers: 128 and 596 million weights in linear layers,
 including the output. The other shapes differ from 160m in how many query heads share a KV head.
-`8b` and `70b` are for GPUs. Where the vocabulary is larger than the tokenizer's, the extra rows are
-never sampled.
+`8b`, `70b` and `405b` are for GPUs. Where the vocabulary is larger than the tokenizer's, the extra
+rows are never sampled.
 
 `moe-160m` multiplies a token by as many weights as 160m, which it chooses from four times as many:
 it is for measuring steps. `mla-160m` has latent attention, whose KV is 0.16 of that of 160m: also
@@ -88,6 +88,13 @@ _70B: Final[Shape] = _8B | {  # Llama-3.1-70B
     "num_attention_heads": 64,
 }
 
+_405B: Final[Shape] = _8B | {  # Llama-3.1-405B
+    "hidden_size": 16_384,
+    "intermediate_size": 53_248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+}
+
 _MOE_160M: Final[Shape] = _160M | {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -160,6 +167,7 @@ SHAPES: Final[dict[str, Shape]] = {
     "0.6b": _06B,
     "8b": _8B,
     "70b": _70B,
+    "405b": _405B,
     "70b-one-layer": _70B | {"num_hidden_layers": 1},
     "moe-160m": _MOE_160M,
     "mla-160m": _MLA_160M,

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdserve.commands.bench.checkpoints.random_checkpoint import config_of
-from pdserve.commands.bench.checkpoints.shapes import SHAPES
+from pdserve.commands.bench.checkpoints.model_config import model_named
 from pdserve.commands.cli.doctor.component import Availability, Component
-from pdserve.engine.models.config import parse_model_config
-from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.plan.sizes import weight_bytes
@@ -34,6 +31,6 @@ def kv_format_components() -> list[Component]:
 
 
 def _context(name: str) -> int:
-    model = parse_model_config(JsonFields(config_of(SHAPES[name]), name))
+    model = model_named(name)
     weights = weight_bytes(ModelPlan.of(model), ActivationDtype.BFLOAT16)
     return worthwhile_context(model.kv_layout(1, KvDtype.BFLOAT16), weights, _BATCH)

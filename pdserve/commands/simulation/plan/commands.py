@@ -79,6 +79,13 @@ def _promised(promise: Promise) -> str:
 
 def _engine(calibration: Calibration, deployment: Deployment) -> dict[str, object]:
     """Return the settings of the engine that was calibrated, for nodes of both roles."""
+    other = deployment.prefill_weights
+    of_role = {"engine.prefill_quantization": other} if other else {}
+    return engine_settings(calibration) | of_role
+
+
+def engine_settings(calibration: Calibration) -> dict[str, object]:
+    """Return the settings of the engine that was calibrated."""
     limits, shape = calibration.limits, calibration.shape
     parts = {
         "engine.tensor_parallel": calibration.tensor_parallel,
@@ -95,7 +102,6 @@ def _engine(calibration: Calibration, deployment: Deployment) -> dict[str, objec
         # Else a node has as many threads as its machine has cores. On GPUs, they compute no steps.
         **({"engine.threads": calibration.cpus} if calibration.device_type == "cpu" else {}),
         **({"engine.quantization": calibration.quantisation} if calibration.quantisation else {}),
-        **({"engine.prefill_quantization": other} if (other := deployment.prefill_weights) else {}),
         **{name: number for name, number in parts.items() if number > 1},
     }
 

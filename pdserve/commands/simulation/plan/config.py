@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.commands.bench.load.promises import Scale
+from pdserve.commands.simulation.devices.catalogue import DEVICES
 from pdserve.commands.simulation.predict.config import PredictConfig
 from pdserve.settings.config import Mode
 from pdserve.settings.flag_groups import Groups
@@ -18,6 +19,7 @@ from pdserve.shared.errors import ConfigError
 _FLAGS: Final[Groups] = {
     "load": ("scenario", "trace", "length_scale", "rate", "requests", "seeds"),
     "cluster": ("calibration", "prefill_calibration", "modes", "max_nodes", "price"),
+    "devices instead of a calibration": ("devices", "model", "lengths", "plot"),
     "promises": ("ttft_s", "tpot_s", "target", "admission"),
     "answer": ("extrapolate", "json"),
 }
@@ -40,6 +42,17 @@ class PlanConfig(PredictConfig, frozen=True):
         Meta(description=DESCRIPTION),
     ] = msgspec.field(default_factory=list)
 
+    devices: Annotated[
+        list[str], Meta(description=f"which of them to plan with: {', '.join(DEVICES)}")
+    ] = msgspec.field(default_factory=list)
+    model: Annotated[
+        str, Meta(description="checkpoint directory, hub id, or a shape as of pdserve kv")
+    ] = "8b"
+    lengths: Annotated[str, Meta(description="tokens of a request: PROMPT:OUTPUT")] = "1000:300"
+    plot: Annotated[
+        str, Meta(description="file for a plot of latency over throughput (PNG); empty: none")
+    ] = ""
+
     admission: Annotated[
         bool, Meta(description="as clusters have it: refuse requests that would be late")
     ] = True
@@ -55,6 +68,8 @@ class PlanConfig(PredictConfig, frozen=True):
                 "--modes multiplexed: its nodes are twice as large as the one that was calibrated, "
                 "and have no price; `pdserve simulate` compares it with other modes"
             )
+        if self.plot and not self.devices:
+            raise ConfigError("--plot: only what is planned with --devices has a plot")
 
     @property
     def prices(self) -> Prices:

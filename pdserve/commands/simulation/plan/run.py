@@ -7,6 +7,8 @@ import time
 from pdserve.commands.bench.compare.goodput import Goodput
 from pdserve.commands.bench.load.traces import mean_rate
 from pdserve.commands.bench.output import print_json, print_tables
+from pdserve.commands.simulation.devices import answer as devices
+from pdserve.commands.simulation.devices import shown
 from pdserve.commands.simulation.plan.choice import choose
 from pdserve.commands.simulation.plan.commands import commands, helm_values
 from pdserve.commands.simulation.plan.config import PlanConfig
@@ -40,11 +42,22 @@ def run(config: PlanConfig, setup: dict[str, object]) -> int:
     """
     config.check()
     freeze_loaded_objects()  # most of the rest is what calls in progress hold
+    if config.devices:
+        return _with_devices(config, setup)
     report = answer(config)
     if config.json:
         print_json(report, setup)
     else:
         print_tables(tables(report))
+    return OK if report.chosen else FAILED
+
+
+def _with_devices(config: PlanConfig, setup: dict[str, object]) -> int:
+    report = devices.answer(config)
+    if config.json:
+        print_json(report, setup)
+    else:
+        print_tables(shown.tables(report))
     return OK if report.chosen else FAILED
 
 

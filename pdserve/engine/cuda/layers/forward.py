@@ -25,7 +25,7 @@ from pdserve.engine.models.stage_ends import Finals, StageEnds
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Angles, LayerRopes
 from pdserve.engine.steps.batch import WantedStates
-from pdserve.engine.steps.parts import LEAST_PART
+from pdserve.engine.steps.worst import LEAST_PART
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import torch
 
 from pdserve.engine.request import Scheduled
 from pdserve.engine.steps.batch import Batch, Cargo, WantedStates
-from pdserve.engine.steps.parts import in_parts, largest_part, num_parts
+from pdserve.engine.steps.parts import in_parts
+from pdserve.engine.steps.worst import largest_part, num_parts
 from tests.plain_batch import build_batch
 from tests.requests import make_request
 from tests.unit.engine_model.harness import make_prompt
