@@ -32,6 +32,7 @@ class HeardStream(msgspec.Struct):
     answers: dict[int, str] = {}  # by choice: everything that must be the same again, as text
     finish_reasons: dict[int, list[str]] = {}  # by choice; exactly one each
     completion_tokens: int | None = None
+    num_guessed: int = 0  # of these
     num_ends: int = 0  # events that end the whole answer
     error: str = ""  # its code, or what broke
     is_broken: bool = False  # no error was heard: the connection ended before the answer
@@ -164,6 +165,8 @@ def _take_choices(heard: HeardStream, body: Body, part: str) -> None:
             heard.finish_reasons.setdefault(choice["index"], []).append(choice["finish_reason"])
     if body.get("usage"):
         heard.completion_tokens = body["usage"]["completion_tokens"]
+        details = body["usage"].get("completion_tokens_details") or {}
+        heard.num_guessed = details.get("accepted_prediction_tokens", 0)
 
 
 def _take_response_event(heard: HeardStream, body: Body) -> None:

@@ -74,6 +74,7 @@ class ChaosReport(msgspec.Struct):
     no_hosts: str = ""  # why nodes are not on hosts of their own; empty: they are
     coordinator_mb: tuple[float, float] = (0.0, 0.0)  # resident, before and after
     lasted_s: float = 0.0
+    num_guessed: int = 0  # tokens of all calls that had been guessed, and were right
 
     def num(self, kind: str) -> int:
         """How many calls were lost, wrong or hung."""
@@ -322,6 +323,7 @@ class Chaos:
             full_disks=spans(FULL_DISK),
             no_descriptors=spans(NO_DESCRIPTORS),
         )
+        self._report.num_guessed = sum(heard.num_guessed for heard in self._heard)
         for heard in self._heard:
             reference = self._references[heard.kind, heard.number]
             absent = self._target.adapters.absent.get(name_for(heard.number, self._names), [])

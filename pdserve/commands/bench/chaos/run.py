@@ -218,7 +218,7 @@ def _remarks(report: ChaosReport, config: ChaosConfig) -> list[str]:
     said = (
         f"{len(report.faults)} faults, {len(report.calls)} calls in {report.lasted_s:.0f} s: "
         + ", ".join(f"{number} {kind}" for kind, number in counts.items())
-        + f", {len(report.leaks)} leaks"
+        + f", {len(report.leaks)} leaks; {report.num_guessed} tokens had been guessed"
     )
     before, after = report.coordinator_mb
     memory = f"the coordinator's memory: {before:.0f} MB before, {after:.0f} MB after"
