@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,7 +27,7 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.stage_ends import Finals
 from pdserve.engine.ranks.collectives import ALONE, Collectives
-from pdserve.engine.steps.batch import Batch
+from pdserve.engine.steps.batch import Batch, Taps
 from pdserve.engine.steps.worst import LEAST_PART
 from pdserve.shared.errors import AdapterRefused
 
@@ -65,7 +66,7 @@ class CudaDecoder:
             piece_sizes: numbers of rows of the pieces of other steps, ascending; (): none.
             most_draws: there is memory to sample so many tokens at a time.
             least_part: rows that a part of a step has at least, if there are other stages.
-            tap_layers: those of the taps that steps may have, where there are no other stages.
+            tap_layers: those of the taps that steps may have, the same in all stages.
         """
         self.config = config
         self._weights = weights
@@ -136,28 +137,33 @@ class CudaDecoder:
     ) -> Tensor | None:
         if self._recorder is not None and self._graphs_pool != kv_pool.data_ptr():
             self._capture(self._recorder, kv_pool)
-        graphs, num_sampled = self._graphs, len(batch.sampled_rows)
-        assert batch.taps is None or self._tap_layers, "as planned"
+        graphs, taps = self._graphs, batch.taps
+        assert taps is None or self._tap_layers, "as planned"
         if progress is None and graphs is not None and graphs.takes(batch):
-            logits: Tensor | None = graphs.logits(batch, self._staging)
-            taps = graphs.taps
+            logits = graphs.logits(batch, self._staging)
+            if taps is not None and graphs.taps is not None:
+                self._bring(graphs.taps.out[: len(batch.sampled_rows)], taps)
+            return logits
+        compute, ends = partial(self._part, kv_pool), self._forward.ends
+        if taps is None:
+            found = ends.step(batch, compute, progress)
         else:
-            taps = None if batch.taps is None else self._taps(num_sampled)
-            compute = partial(self._part, kv_pool, taps)
-            logits = self._forward.ends.step(batch, compute, progress)
-            logits = None if logits is None else logits.float()
-        if batch.taps is not None and taps is not None:
-            mark = self._staging.bring(taps.out[:num_sampled], batch.taps.out)
-            batch.taps.wait = mark.synchronize
-        return logits
+            rows = self._taps(len(batch.sampled_rows)).out
+            found = ends.step(replace(batch, taps=replace(taps, out=rows)), compute, progress)
+            ends.gather_taps(self._tap_layers, rows)
+            self._bring(rows, taps)
+        return None if found is None else found.float()
 
     def _taps(self, num_rows: int) -> RowTaps:
         shape = num_rows, len(self._tap_layers), self.config.hidden_size
         return RowTaps(self._tap_layers, torch.zeros(shape, device=self.device))
 
-    def _part(
-        self, kv_pool: Tensor, taps: RowTaps | None, batch: Batch, progress: LayerProgress | None
-    ) -> Finals:
+    def _bring(self, rows: Tensor, taps: Taps) -> None:
+        """Begin to copy rows to the host, on the rank that has a head."""
+        if self._forward.ends.leads:
+            taps.wait = self._staging.bring(rows, taps.out).synchronize
+
+    def _part(self, kv_pool: Tensor, batch: Batch, progress: LayerProgress | None) -> Finals:
         """Launch a step, or a part of one."""
         pieces = self._pieces
         if pieces is not None and not pieces.takes(batch):
@@ -166,14 +172,14 @@ class CudaDecoder:
         if batch.sampled_before is not None:
             take_sampled(batch.token_ids, batch.sampled_before)
         if pieces is not None:
-            return pieces.part(batch, kv_pool, self._attention, progress, taps)
+            return pieces.part(batch, kv_pool, self._attention, progress)
         inputs = StepInputs(
             batch.token_ids,
             batch.positions,
             batch.attention,
             batch.sampled_rows,
             batch.states,
-            taps,
+            RowTaps.of(batch),
         )
         return self._forward.part(inputs, kv_pool, self._attention.attend, progress)
 

@@ -59,13 +59,13 @@ class StageEnds:
         self._ranks = ranks
         self._least_part = least_part
         self.adapters: dict[str, Adapter] = {}  # by digest, all that steps may have
-        self._leads = ranks.shard.rank == 0 and ranks.shard.is_first_stage
+        self.leads = ranks.shard.rank == 0 and ranks.shard.is_first_stage  # and samples
         self.is_last = ranks.shard.is_last_stage
 
     @property
     def num_columns(self) -> int:
         """Columns of what a step returns here: vocab_size on rank 0 of the first stage."""
-        if self._leads:
+        if self.leads:
             return self._config.vocab_size
         return self._vocabulary.num_columns if self.is_last else 0
 
@@ -112,9 +112,30 @@ class StageEnds:
             states.out.copy_(wanted)  # waits for a GPU
         return self._logits(_joined(part.sampled for part in parts), adapted)
 
+    def gather_taps(self, layers: tuple[int, ...], rows: Tensor) -> None:
+        """Bring what stages have copied out to rank 0 of the first one, behind a step's results.
+
+        Args:
+            layers: before which, of the whole model.
+            rows: [num_sampled, num_taps, hidden_size]; this stage has written those of its layers.
+        """
+        shard = self._ranks.shard
+        if shard.num_stages == 1:
+            return
+        if not shard.is_first_stage:
+            earlier = self._ranks.receive(torch.empty_like(rows))
+            first = shard.layers(self._config).start
+            for place, layer in enumerate(layers):
+                if layer < first:
+                    rows[:, place] = earlier[:, place]
+        if not self.is_last or shard.rank == 0:
+            self._ranks.send(rows)
+        if self.leads:
+            self._ranks.receive(rows)
+
     def _answer(self, num_sampled: int, progress: LayerProgress | None) -> Tensor | None:
         """Take what the last stage has made of it. Returns the same as `results`."""
-        if not self._leads:
+        if not self.leads:
             return self._empty(num_sampled, 0)
         logits = self._ranks.receive(self._empty(max(num_sampled, 1), self._width(num_sampled)))
         if progress is not None:

@@ -6,6 +6,7 @@ alike. Only attention knows which rows belong to which request.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -70,6 +71,7 @@ class TorchDecoder:
         self._weights = weights
         self._ends = StageEnds(config, weights, weights.embedding.dtype, ranks, least_part)
         layers = ranks.shard.layers(config)
+        self._first_layer = layers.start
         self._windows = config.sliding_windows[layers.start : layers.stop]
         self._attention = attention
         self._ranks = ranks
@@ -102,7 +104,15 @@ class TorchDecoder:
     ) -> Tensor | None:
         """See Decoder.logits."""
         compute = partial(self._part, kv_pool)
+        taps, rows = batch.taps, None
+        if taps is not None:
+            rows = torch.empty(taps.out.shape, device=self.device)
+            batch = replace(batch, taps=replace(taps, out=rows))
         logits = self._ends.step(batch, compute, progress)
+        if taps is not None and rows is not None:
+            self._ends.gather_taps(tuple(taps.layers.tolist()), rows)
+            if self._ends.leads:
+                taps.out.copy_(rows)
         return None if logits is None else logits.float()
 
     def _part(self, kv_pool: Tensor, batch: Batch, progress: LayerProgress | None) -> Finals:
@@ -145,7 +155,8 @@ class TorchDecoder:
         for index, plain in enumerate(self._weights.layers):
             layer = adapted.layer(index, plain)
             if taps is not None:
-                taps.out[:, taps.layers == index] = hidden[batch.sampled_rows, None].to(taps.out)
+                tapped = taps.layers == self._first_layer + index
+                taps.out[:, tapped] = hidden[batch.sampled_rows, None].to(taps.out)
             taken = self._norm(hidden, layer.norms.get("attention_norm"))
             if "recurrent_in" in layer.mixer:
                 assert self._recurrent is not None, "as planned"

@@ -58,4 +58,5 @@ def rows_within(batch: Batch, first: int, end: int) -> Batch:
         adapted_from=batch.adapted_from[begin:stop],
         state_tables=tables,
         states=None if batch.states is None else batch.states.within(first, end),
+        taps=None if batch.taps is None else replace(batch.taps, out=batch.taps.out[sampled]),
     )

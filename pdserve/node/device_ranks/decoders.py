@@ -45,7 +45,7 @@ def make_decoder(
         attention: as load_decoder.
         has_graphs: as load_decoder.
         worst_step: as load_decoder; the same on all ranks.
-        tap_layers: as load_decoder; rank 0 has whole rows, and the others need none.
+        tap_layers: as load_decoder; of one stage, rank 0's only, which has whole rows.
     """
     if weights.embedding.device.type == "cpu":
         return TorchDecoder(config, weights, ReferenceAttention(), ranks)
@@ -130,7 +130,8 @@ class LeadingDecoder:
             NodeSick: another rank has ended, or this one has left a step half done; no step can be
                 computed any more.
         """
-        self._steps.write(replace(batch, taps=None), reports_layers=progress is not None)
+        shared = batch if self._has_stages else replace(batch, taps=None)
+        self._steps.write(shared, reports_layers=progress is not None)
         if self._hosts is not None:  # first, as they are further away
             self._hosts.begin_step(self._steps.step.numpy())
         self._steps.group.begin_step()

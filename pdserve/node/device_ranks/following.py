@@ -100,6 +100,7 @@ def _load(order: DeviceRankOrder, steps: StepMemory, device: torch.device) -> De
         order.attention,
         has_graphs=order.has_graphs,
         worst_step=order.worst_step,
+        tap_layers=order.tap_layers,
     )
 
 

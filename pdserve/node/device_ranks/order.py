@@ -41,6 +41,7 @@ class DeviceRankOrder(msgspec.Struct, frozen=True, kw_only=True):
     attention: str
     has_graphs: bool
     worst_step: LargestStep
+    tap_layers: tuple[int, ...]
     num_threads: int
     cores: tuple[int, ...]
 

@@ -236,6 +236,7 @@ def _order(
         attention="" if model.attention == "auto" else model.attention,
         has_graphs=model.has_graphs,
         worst_step=model.worst_step,
+        tap_layers=model.tap_layers if share.parallelism.pipeline > 1 else (),
         num_threads=own.num_threads,
         cores=own.compute,
     )

@@ -122,8 +122,8 @@ def _plan_head(
     plan = HeadPlan(checkpoint.path, head, name=f"eagle3-1:{checkpoint.revision}")
     plan.check_model(model.config)
     if model.device.type != "cpu":
-        if model.share.parallelism.pipeline > 1:
-            raise ModelError("on GPUs no head has the rows of several stages (pipeline_parallel)")
+        if model.share.parallelism.pipeline > 1 and not model.share.has_all:
+            raise ModelError("on GPUs no head has the rows of stages on several hosts (rank_hosts)")
         plan = replace(plan, device=model.device, dtype=model.activations)
     num_blocks = _num_blocks(model, Eagle3Head.most_tokens, kv_bytes, plan.block_bytes)
     return replace(plan, num_blocks=num_blocks)

@@ -39,8 +39,8 @@ from tests.requests import make_request
 from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_cuda.test_launch_counts import cuda_node
 from tests.unit.engine_cuda.test_ranks import cuda_decoders
-from tests.unit.engine_model.drafted import Streams, answers, run, tokens_of
-from tests.unit.engine_model.harness import Node, make_prompt
+from tests.unit.engine_model.drafted import answers, tokens_of
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.test_eagle3 import know
 from tests.unit.engine_model.threaded_ranks import threaded_node
 
@@ -81,18 +81,22 @@ def test_rows_are_those_before_the_layers(tmp_path: Path) -> None:
     cuda = cuda_node(tmp_path, 2, PromptCopies(), tap_layers=TAPS, **limits)
     weights = random_weights(cuda.model.config, torch.float32, CPU)
     plain = make_node(TorchDecoder(cuda.model.config, weights, ReferenceAttention()))
+    expect_same_rows(cuda, plain)
+
+
+def expect_same_rows(node: Node, expected: Node) -> None:
     found: list[list[Tapped]] = []
-    for node in (cuda, plain):
-        node.runner.taps = TapPlan("a head", TAPS)
+    for each in (node, expected):
+        each.runner.taps = TapPlan("a head", TAPS)
         one, other = requests()
         found.append([])
         for rows in ([(one, 5)], [(one, 1)], [(one, 1), (other, 2)], [(one, 1), (other, 1)]):
-            node.step([Scheduled(*row) for row in rows])
+            each.step([Scheduled(*row) for row in rows])
             found[-1] += [request.tapped for request, _ in rows if request.tapped is not None]
-    of_cuda, of_torch = found
-    assert [each.first for each in of_cuda] == [each.first for each in of_torch]
-    assert [each.first for each in of_cuda] == [4, 5, 6, 7, 2]
-    for here, there in zip(of_cuda, of_torch, strict=True):
+        each.runner.taps = None
+    assert [tapped.first for tapped in found[0]] == [tapped.first for tapped in found[1]]
+    assert [tapped.first for tapped in found[0]] == [4, 5, 6, 7, 2]
+    for here, there in zip(*found, strict=True):
         np.testing.assert_allclose(here.rows, there.rows, rtol=1e-4, atol=1e-4)
 
 
@@ -153,23 +157,11 @@ def test_a_device_waits_for_its_drafts_and_says_the_same(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_rank_0_has_its_rows(tmp_path: Path) -> None:
-    """The others replay the same graphs without copying any."""
+@pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (1, 2)])
+def test_rank_0_has_the_rows_of_all(tmp_path: Path, num_ranks: int, num_stages: int) -> None:
+    """Ranks of one stage replay the same graphs without copying any; stages hand theirs on."""
     path = make_checkpoint(tmp_path / "model", "llama", max_position_embeddings=64)
-    head = device_head(make_eagle3(tmp_path / "head"))
-    make = cuda_decoders([], (8,), tap_layers=TAPS)
-    with threaded_node(path, 2, make, num_blocks=40, block_size=BLOCK) as (node, _):
-        check(node, head)
-
-
-def check(node: Node, head: Eagle3Head) -> None:
-    expected = answers(node, requests())
-    streams = Streams(node, [])
-    know(head, tokens_of(expected))
-    source = HeadSource(head, streams.runner, streams.core.queues, lambda _: 1.0, lambda: 0.0)
-    streams.speculation.add(source)
-    streams.core.draft = source.plan
-    run(streams, requests())
-    assert tokens_of(streams.answers()) == tokens_of(expected)
-    counts = streams.speculation.counts["model"]
-    assert counts.accepted > 0.3 * counts.drafted > 0
+    make = cuda_decoders([], (1, 2), pieces=(4,), least_part=1, tap_layers=TAPS)
+    sizes = {"num_stages": num_stages, "num_blocks": 40, "block_size": BLOCK}
+    with threaded_node(path, num_ranks, make, **sizes) as (node, _):
+        expect_same_rows(node, Node.load(path, DecoderKind.TORCH, block_size=BLOCK))

@@ -64,7 +64,7 @@ def cuda_decoders(
             ranks,
             pieces,
             least_part=least_part,
-            tap_layers=tap_layers if ranks.shard.rank == 0 else (),
+            tap_layers=tap_layers if ranks.shard.num_stages > 1 or ranks.shard.rank == 0 else (),
         )
 
     return make

@@ -93,6 +93,7 @@ class ThreadedRanks:
     ) -> None:
         self.config, self.dtype = decoders[0].config, decoders[0].dtype
         self.device, self.sampler = CPU, decoders[0].sampler
+        self._has_stages = pools[0].layout.num_layers < self.config.num_layers
         self.num_ahead = 0  # steps that take their tokens from the one before
         self._decoders = decoders
         self._pools = pools
@@ -120,8 +121,12 @@ class ThreadedRanks:
 
         def compute(rank: int) -> Tensor | None:
             pool, heard = self._pools[rank].pool, silent if rank else progress
-            # Only rank 0 samples, knows what it has sampled, and has a head.
-            own = batch if rank == 0 else replace(batch, cargo=None, sampled_before=None, taps=None)
+            # Only rank 0 samples, and knows what it has sampled; of one stage, it alone has taps.
+            own = batch if rank == 0 else replace(batch, cargo=None, sampled_before=None)
+            if rank and batch.taps is not None:
+                out = torch.full_like(batch.taps.out, torch.nan)
+                taps = replace(batch.taps, out=out) if self._has_stages else None
+                own = replace(own, taps=taps)
             with self._computing, torch.inference_mode():
                 return self._decoders[rank].logits(own, pool, heard)
 

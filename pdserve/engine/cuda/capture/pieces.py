@@ -138,7 +138,6 @@ class Pieces:
         kv_pool: Tensor,
         attention: AttentionBackend,
         progress: LayerProgress | None = None,
-        taps: RowTaps | None = None,
     ) -> Finals:
         """Launch a step, or a part of one. Returns the same as Forward.part.
 
@@ -147,7 +146,6 @@ class Pieces:
             kv_pool: as recorded with.
             attention: of a layer.
             progress: as Decoder.logits.
-            taps: as StepInputs.
         """
         forward, on_host = self._forward, batch.attention.on_host
         assert on_host is not None, "it was uploaded"
@@ -157,10 +155,11 @@ class Pieces:
         query, attended = buffers.query[:num_rows], buffers.attended[:num_rows]
         # With others, a rank knows only behind their next sum that they have written their heads.
         is_alone = forward.ranks.shard.num_ranks == 1
+        taps = RowTaps.of(batch)
         first.replay()
         for layer, piece in enumerate(layers):
             if taps is not None:  # the piece before has added to the stream all that is before it
-                taps.take(layer, buffers.stream.residual, batch.sampled_rows)
+                taps.take(forward.first_layer + layer, buffers.stream.residual, batch.sampled_rows)
             attention.attend(query, forward.kv(layer, kv_pool), batch.attention, attended)
             if progress is not None and is_alone:
                 progress.reached(layer + 1)

@@ -24,7 +24,7 @@ from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.stage_ends import Finals, StageEnds
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Angles, LayerRopes
-from pdserve.engine.steps.batch import WantedStates
+from pdserve.engine.steps.batch import Batch, WantedStates
 from pdserve.engine.steps.worst import LEAST_PART
 
 
@@ -34,6 +34,12 @@ class RowTaps:
 
     layers: tuple[int, ...]
     out: Tensor  # [num_sampled, num_taps, hidden_size] float32
+
+    @classmethod
+    def of(cls, batch: Batch) -> RowTaps | None:
+        """Return those of a batch whose taps are on the GPU."""
+        taps = batch.taps
+        return None if taps is None else cls(tuple(taps.layers.tolist()), taps.out)
 
     def take(self, layer: int, residual: Tensor, sampled_rows: Tensor | None) -> None:
         """Launch the copy of those before a layer, if they are wanted."""
@@ -85,6 +91,7 @@ class Forward:
         self.ends = StageEnds(config, weights, torch.float32, ranks, least_part)
         layers = ranks.shard.layers(config)
         self.num_layers = len(layers)  # of this stage
+        self.first_layer = layers.start
         self._windows = config.sliding_windows[layers.start : layers.stop]
         self._ropes = LayerRopes(config.ropes, config.head_dim, weights.embedding.device)
         self._layer_ropes = self._ropes.of_layers[layers.start : layers.stop]
@@ -108,7 +115,10 @@ class Forward:
         """
         rows = inputs.token_ids if inputs.sampled_rows is None else inputs.sampled_rows
         part = self.part(inputs, kv_pool, attend, progress)
-        return self.ends.results([part], len(rows), inputs.states, progress)
+        logits = self.ends.results([part], len(rows), inputs.states, progress)
+        if inputs.taps is not None:
+            self.ends.gather_taps(inputs.taps.layers, inputs.taps.out)
+        return logits
 
     def part(
         self, inputs: StepInputs, kv_pool: Tensor, attend: Attend, progress: LayerProgress | None
@@ -119,7 +129,7 @@ class Forward:
         for layer in range(self.num_layers):
             query = self.query(layer, stream, delta, inputs.attention.slot_mapping, kv_pool)
             if inputs.taps is not None:  # the delta has been added
-                inputs.taps.take(layer, stream.residual, inputs.sampled_rows)
+                inputs.taps.take(self.first_layer + layer, stream.residual, inputs.sampled_rows)
             attended = attend(query, self.kv(layer, kv_pool), inputs.attention)
             delta = self.attention_out(layer, attended)
             if progress is not None:

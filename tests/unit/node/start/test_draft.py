@@ -99,10 +99,15 @@ def test_a_head_on_a_gpu_computes_as_the_model_does(
     own = both.draft.num_blocks * both.draft.block_bytes
     own += both.draft.config.fixed_bytes(both.draft.dtype)
     assert kv_bytes(alone) * 0.999 < kv_bytes(both) + own <= kv_bytes(alone)
-    ranks = plan_models(config(head, served, **on_gpu, tensor_parallel=2))
-    assert isinstance(ranks.draft, HeadPlan), "rank 0 has whole rows"
-    with pytest.raises(ConfigError, match="on GPUs no head has the rows of several"):
-        plan_models(config(head, served, **on_gpu, pipeline_parallel=2))
+    for parallel in ("tensor_parallel", "pipeline_parallel"):
+        ranks = plan_models(config(head, served, **on_gpu, **{parallel: 2}))
+        assert isinstance(ranks.draft, HeadPlan), "rank 0 has the rows of all stages"
+    hosts = config(head, served, **on_gpu)
+    hosts = msgspec.structs.replace(
+        hosts, engine=msgspec.structs.replace(hosts.engine, rank_hosts=["10.0.0.2:7000"])
+    )
+    with pytest.raises(ConfigError, match="no head has the rows of stages on several hosts"):
+        plan_models(hosts)
 
 
 def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
