@@ -7,8 +7,11 @@ whatever becomes of its files. No step has it before all ranks have taken it.
 from __future__ import annotations
 
 import os
+import select
 import socket
-from typing import Final
+import time
+from contextlib import suppress
+from typing import Final, Protocol
 
 from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.adapters.store import AdapterTaker
@@ -17,14 +20,32 @@ from pdserve.shared.errors import AdapterRefused
 
 TAKES_S: Final = 60.0  # a rank, to take an adapter
 _MOST_BYTES: Final = 4096  # of a message
-_TAKE, _DROP, _TAKEN = b"take", b"drop ", b"taken"
+_TAKE, _DROP = "take", "drop"
+
+
+class Follower(Protocol):
+    """One rank, or several that are as one to whoever hands them adapters."""
+
+    def take(self, digest: str, fd: int) -> None:
+        """Take an adapter, all or nothing. What it raises is told to rank 0.
+
+        Args:
+            digest: the adapter's.
+            fd: of a file with what `to_bytes` has made. It is left open.
+        """
+        ...
+
+    def drop(self, digest: str) -> None:
+        """Forget it, if it is here."""
+        ...
 
 
 class OtherRanks:
-    """The other ranks of this host, as rank 0 hands adapters to them: an AdapterTaker."""
+    """The other ranks of this host, as rank 0 hands adapters to them: AdapterTaker, Follower."""
 
     def __init__(self) -> None:
         self._ends: list[socket.socket] = []
+        self._number = 0  # of the last take, which its answers have
 
     def connect(self) -> socket.socket:
         """Return the end of one more rank, for `follow`. Whoever starts it closes this one."""
@@ -42,25 +63,32 @@ class OtherRanks:
         with os.fdopen(os.memfd_create("pdserve-adapter"), "w+b") as file:
             file.write(to_bytes(adapter))
             file.flush()
-            errors = []
-            for end in self._ends:
-                try:
-                    socket.send_fds(end, [_TAKE], [file.fileno()])
-                except OSError as error:
-                    errors.append(str(error))
-            answers = [_heard(end) for end in self._ends]
-        errors += [answer for answer in answers if answer != _TAKEN.decode()]
+            self.take(adapter.digest, file.fileno())
+
+    def take(self, digest: str, fd: int) -> None:
+        """See Follower. Raises AdapterRefused: one cannot, or has ended."""
+        self._number += 1
+        message, errors = f"{_TAKE} {self._number} {digest}".encode(), []
+        for end in self._ends:
+            try:
+                socket.send_fds(end, [message], [fd])
+            except OSError as error:
+                errors.append(str(error))
+        end_s = time.monotonic() + TAKES_S
+        errors += filter(None, [_heard(end, self._number, end_s) for end in self._ends])
         if errors:
-            self.drop_adapter(adapter.digest)
-            raise AdapterRefused(f"a rank has not taken adapter {adapter.digest}: {errors[0]}")
+            self.drop(digest)
+            raise AdapterRefused(f"a rank has not taken adapter {digest}: {errors[0]}")
 
     def drop_adapter(self, digest: str) -> None:
         """Have all of them forget it. One that has ended has."""
+        self.drop(digest)
+
+    def drop(self, digest: str) -> None:
+        """See Follower."""
         for end in self._ends:
-            try:
-                end.send(_DROP + digest.encode())
-            except OSError:  # the node ends with it
-                continue
+            with suppress(OSError):  # the node ends with it
+                end.send(f"{_DROP} {digest}".encode())
 
     def close(self) -> None:
         """Close the sockets: nobody follows any more."""
@@ -68,51 +96,62 @@ class OtherRanks:
             end.close()
 
 
-class OtherHosts:
-    """Ranks on other hosts, which take no adapters."""
+class OwnDecoder:
+    """The decoder of one rank: a Follower."""
 
-    def take_adapter(self, adapter: Adapter) -> None:
-        """Raise AdapterRefused."""
-        raise AdapterRefused(
-            f"adapter {adapter.digest} would be computed on several hosts: serve it on one"
-        )
+    def __init__(self, decoder: AdapterTaker) -> None:
+        self._decoder = decoder
+        self._taken: set[str] = set()
 
-    def drop_adapter(self, digest: str) -> None:
-        """They have none."""
+    def take(self, digest: str, fd: int) -> None:
+        """See Follower."""
+        self._decoder.take_adapter(from_file(f"/proc/self/fd/{fd}"))  # anew: all share one place
+        self._taken.add(digest)
+
+    def drop(self, digest: str) -> None:
+        """See Follower."""
+        if digest in self._taken:
+            self._taken.discard(digest)
+            self._decoder.drop_adapter(digest)
 
 
-def follow(orders: socket.socket, decoder: AdapterTaker) -> None:
+def follow(orders: socket.socket, follower: Follower) -> None:
     """Take and drop adapters as rank 0 says, until it ends. Runs in a thread beside the steps."""
-    taken: set[str] = set()
     while True:
         message, fds, _, _ = socket.recv_fds(orders, _MOST_BYTES, 1)
-        if message.startswith(_DROP):
-            digest = message.removeprefix(_DROP).decode()
-            if digest in taken:
-                taken.discard(digest)
-                decoder.drop_adapter(digest)
+        what, _, rest = message.decode().partition(" ")
+        if what == _DROP:
+            follower.drop(rest)
         elif fds:
-            taken |= _take(orders, decoder, fds[0])
+            number, _, digest = rest.partition(" ")
+            orders.send(f"{number} {_take(follower, digest, fds[0])}".encode()[:_MOST_BYTES])
         else:
             return
 
 
-def _take(orders: socket.socket, decoder: AdapterTaker, fd: int) -> set[str]:
-    """Take one, and say so, or why not; returns its digest, if it is taken."""
+def _take(follower: Follower, digest: str, fd: int) -> str:
+    """Have an adapter taken; returns why it is not, or nothing."""
     try:
-        adapter = from_file(f"/proc/self/fd/{fd}")  # anew: all ranks have one place in it
-        decoder.take_adapter(adapter)
+        follower.take(digest, fd)
     except Exception as error:  # noqa: BLE001  rank 0 is told
-        orders.send(f"{type(error).__name__}: {error}".encode()[:_MOST_BYTES])
-        return set()
+        return f"{type(error).__name__}: {error}"
     finally:
         os.close(fd)
-    orders.send(_TAKEN)
-    return {adapter.digest}
+    return ""
 
 
-def _heard(end: socket.socket) -> str:
-    try:
-        return end.recv(_MOST_BYTES).decode(errors="replace") or "it has ended"
-    except OSError as error:
-        return str(error) or f"it has not answered in {TAKES_S:g} s"
+def _heard(end: socket.socket, number: int, end_s: float) -> str:
+    """Wait for the answer to a take; returns why there is none, or nothing."""
+    poll = select.poll()  # select has no room for high descriptors
+    poll.register(end, select.POLLIN)
+    while poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
+        try:
+            answer = end.recv(_MOST_BYTES).decode(errors="replace")
+        except OSError as error:
+            return str(error)
+        answered, _, why = answer.partition(" ")
+        if not answer:
+            return "it has ended"
+        if answered == str(number):  # else it was too late with one before
+            return why
+    return f"it has not answered in {TAKES_S:g} s"

@@ -15,7 +15,7 @@ from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.native.packed_cache import PackedCache
-from pdserve.engine.ranks.adapters import follow
+from pdserve.engine.ranks.adapters import OwnDecoder, follow
 from pdserve.engine.ranks.order import RankOrder
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.codings import native_plan
@@ -43,8 +43,8 @@ def compute_steps(order: RankOrder, memory: NDArray[np.uint8], pool: NDArray[np.
         decoder.round_kv(order.layout.rounded_to)
     cpu = torch.device("cpu")
     kv_pool = KvCache(order.layout, order.num_blocks, cpu, pool).pool
-    adapters = socket.socket(fileno=order.adapters_fd)
-    threading.Thread(target=follow, args=(adapters, decoder), name="adapters", daemon=True).start()
+    orders = socket.socket(fileno=order.adapters_fd), OwnDecoder(decoder)
+    threading.Thread(target=follow, args=orders, name="adapters", daemon=True).start()
     steps.group.say_ready()
     hidden_size, vocab_size = decoder.config.hidden_size, decoder.config.vocab_size
     number = 0

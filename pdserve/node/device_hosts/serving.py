@@ -70,7 +70,7 @@ def serve_devices(
         if isinstance(memory, ShardedPool):
             make_tier = partial(_tier, model, memory)
             agent = Agent(memory, config.host, devices.advertised, make_tier, tls)
-            thread = AgentThread(agent, node.kv)
+            thread = AgentThread(agent, node.second)
             closing.callback(thread.close)
         stand_in = DeviceStandIn(
             node.stream,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdserve import _native
+from pdserve.engine.ranks.adapters import follow
 from pdserve.engine.ranks.step_memory import StepMemory
+from pdserve.node.rank_hosts.adapters import NextHost
 from pdserve.node.rank_hosts.lacking import KnownBlocks
 from pdserve.node.rank_hosts.messages import CarrierOrder, HostAnswer, HostStep
 from pdserve.node.rank_hosts.pool_view import PoolView
@@ -40,6 +43,9 @@ def carry_steps(
     carrier = _Carrier(order, stream, steps, data, generations)
     group, number = steps.group, 0
     threading.Thread(target=_give_up_with, args=(stream, group), daemon=True).start()
+    adapters = NextHost(order.address, order.tls_dir, order.to_next.secret)
+    orders = socket.socket(fileno=order.adapters_fd)
+    threading.Thread(target=follow, args=(orders, adapters), name="adapters", daemon=True).start()
     group.say_ready()
     try:
         while True:

@@ -1,4 +1,4 @@
-"""Who comes to a later host: a node that begins, or the one that is served, with its KV.
+"""Who comes to a later host: a node that begins, or the one that is served, once more.
 
 A node that comes while another one is served is told so, unless that one is just ending. Whoever
 connects and says nothing delays nobody.
@@ -46,7 +46,8 @@ class ServedNode:
     order: HostOrder
     stream: HostStream
     peer: str  # its address
-    kv: Future[socket.socket] = field(default_factory=Future)  # its connection for KV
+    # Its connection for KV, if it has devices, and for adapters, if it has none.
+    second: Future[socket.socket] = field(default_factory=Future)
 
 
 class Door:
@@ -73,8 +74,8 @@ class Door:
 
     def next_node(self) -> ServedNode:
         """Wait for a node. The one before is not served any more."""
-        if self._served is not None and not self._served.kv.cancel():
-            self._served.kv.result().close()
+        if self._served is not None and not self._served.second.cancel():
+            self._served.second.result().close()
         wanted: Future[ServedNode] = Future()
         self._loop.call_soon_threadsafe(self._wanted.put_nowait, wanted)
         return wanted.result()
@@ -121,7 +122,7 @@ class Door:
                 if self._tls is not None:
                     sock = await self._tls.accept(sock)
                 first = await receive_exactly(sock, SECRET_BYTES)  # an order is longer
-                is_in = self._is_kv(sock, first)
+                is_in = self._is_second(sock, first)
                 if is_in:
                     return
                 order = await receive_framed(sock, _ORDER, _MOST_BYTES, first)
@@ -133,16 +134,16 @@ class Door:
             if not is_in:
                 sock.close()
 
-    def _is_kv(self, sock: socket.socket, shown: bytes) -> bool:
-        """Whether this is the connection for KV of the node that is served, which then has it."""
+    def _is_second(self, sock: socket.socket, shown: bytes) -> bool:
+        """Whether this is the second connection of the node that is served, which then has it."""
         node = self._served
-        if node is None or node.order.devices is None or len(shown) < SECRET_BYTES:
+        if node is None or len(shown) < SECRET_BYTES:
             return False
-        if not hmac.compare_digest(shown, node.order.devices.secret) or node.kv.done():
+        if not hmac.compare_digest(shown, node.order.shown) or node.second.done():
             return False
-        if not node.kv.set_running_or_notify_cancel():
+        if not node.second.set_running_or_notify_cancel():
             return False  # it has just ended
-        node.kv.set_result(sock)
+        node.second.set_result(sock)
         return True
 
     async def _let_in(self, order: HostOrder, stream: HostStream, peer: str) -> None:

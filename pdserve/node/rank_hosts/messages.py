@@ -43,6 +43,13 @@ class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
     activations: str = ""  # dtype; empty: that of the layout
     kernels: str  # digest of the build's arithmetic, on CPUs
     devices: DevicesOrder | None = None  # None: it computes on CPUs
+    # On CPUs: what the node shows on its connection for adapters, SECRET_BYTES.
+    secret: bytes = b""
+
+    @property
+    def shown(self) -> bytes:
+        """What the node shows on its second connection; empty: it opens none."""
+        return self.secret if self.devices is None else self.devices.secret
 
 
 class HostAnswer(msgspec.Struct, frozen=True):
@@ -76,6 +83,22 @@ class HostStep(msgspec.Struct, frozen=True):
     num_blocks: int
 
 
+class AdapterOrder(msgspec.Struct, frozen=True):
+    """An adapter to take, whose bytes follow, `num_bytes`; or with none, one to drop."""
+
+    number: int  # which the answer has
+    digest: str
+    num_bytes: int = 0
+    checksum: bytes = b""  # BLAKE2b of these bytes, 32 bytes
+
+
+class AdapterAnswer(msgspec.Struct, frozen=True):
+    """What a later host says once all of its ranks, and the hosts behind it, have an adapter."""
+
+    number: int
+    error: str = ""  # none of them has: says why
+
+
 class CarrierOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a carrier is told when it starts; descriptors are inherited."""
 
@@ -84,6 +107,7 @@ class CarrierOrder(msgspec.Struct, frozen=True, kw_only=True):
     parent: int  # process id of this host's rank 0
     memory_fd: int
     pool_fd: int
+    adapters_fd: int  # the socket through which rank 0 hands it adapters
     num_blocks: int
     layout: KvLayout  # of this host's pool
     first_layer: int  # in it, that the next host has

@@ -19,6 +19,7 @@ from pdserve.engine.ranks.processes import wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.node.device_hosts.serving import serve_devices
+from pdserve.node.rank_hosts.adapters import HostAdapters
 from pdserve.node.rank_hosts.door import Door, ServedNode
 from pdserve.node.rank_hosts.messages import HostAnswer, failure
 from pdserve.node.rank_hosts.ordered_model import model_of
@@ -95,6 +96,7 @@ def _serve(
     pool = ExportedPool(order.num_blocks, model.layout.block_bytes, is_sealed=False)
     cache = packed_cache(config.engine)
     ranks = start_ranks(model, cores, pool, cache, security)
+    adapters = HostAdapters(node, ranks.adapters)
 
     def check_node() -> None:
         if not stream.is_silent(0.0):
@@ -111,4 +113,5 @@ def _serve(
         StandIn(stream, ranks.processes, pool, model.layout, sizes, model.first_layer).run()
     finally:
         ranks.close()
+        adapters.close()
         pool.close()

@@ -94,9 +94,13 @@ class HostStream:
 
     def close(self) -> None:
         """Close the connection; `wait_hung_up` returns."""
+        self.hang_up()
+        self._sock.close()
+
+    def hang_up(self) -> None:
+        """End the connection: whoever waits for the other end, in any thread, hears PeerLost."""
         with suppress(OSError):  # it is broken already
             self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
 
     def _send(self, data: bytes | memoryview) -> None:
         try:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Callable
 
 from kv_transfer.memory import ExportedPool
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.packed_cache import PackedCache
-from pdserve.engine.ranks.adapters import OtherHosts, OtherRanks
+from pdserve.engine.ranks.adapters import OtherRanks
 from pdserve.engine.ranks.order import RankOrder
 from pdserve.engine.ranks.processes import PythonRank, RankProcess, RankProcesses, wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.weights.load import load_rank
-from pdserve.node.rank_hosts.messages import CarrierOrder, HostOrder
+from pdserve.node.rank_hosts.messages import SECRET_BYTES, CarrierOrder, HostOrder
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
 from pdserve.protocol.version import PROTOCOL
@@ -28,12 +29,10 @@ _RANK, _CARRIER = "pdserve.engine.ranks.process", "pdserve.node.rank_hosts.carri
 class Ranks:
     """The other ranks of this host."""
 
-    def __init__(
-        self, processes: RankProcesses, pool: ExportedPool, adapters: OtherRanks | OtherHosts
-    ) -> None:
+    def __init__(self, processes: RankProcesses, pool: ExportedPool, adapters: OtherRanks) -> None:
         self.processes = processes
+        self.adapters = adapters
         self._pool = pool
-        self._adapters = adapters
 
     @property
     def lost(self) -> str:
@@ -73,7 +72,7 @@ class Ranks:
         )
         if model.layout.rounded_to is not None:
             decoder.round_kv(model.layout.rounded_to)
-        decoder.others = self._adapters
+        decoder.others = self.adapters
         steps.group.say_ready()
         wait_ready(steps.group, lambda: on_progress(1.0), self.processes)
         return decoder
@@ -81,8 +80,7 @@ class Ranks:
     def close(self) -> None:
         """End them."""
         self.processes.close()
-        if isinstance(self._adapters, OtherRanks):
-            self._adapters.close()
+        self.adapters.close()
 
 
 def start_ranks(
@@ -106,16 +104,15 @@ def start_ranks(
     share, adapters = model.share, OtherRanks()
 
     def start(rank: int, memory_fd: int) -> RankProcess:
-        fds: tuple[int, ...] = (memory_fd, pool.fd)
-        if share.later_hosts and rank == sum(share.stages) - 1:
-            return PythonRank(_CARRIER, _carrier_order(model, rank, fds, security), fds)
         with adapters.connect() as end:
-            fds = (*fds, end.fileno())
+            fds = (memory_fd, pool.fd, end.fileno())
+            if share.later_hosts and rank == sum(share.stages) - 1:
+                return PythonRank(_CARRIER, _carrier_order(model, rank, fds, security), fds)
             return PythonRank(_RANK, _rank_order(model, rank, fds, cores, cache), fds)
 
     processes = RankProcesses(share.stages, start)
     log.info("ranks 1 and up are processes %s", ", ".join(map(str, processes.pids)))
-    return Ranks(processes, pool, adapters if share.has_all else OtherHosts())
+    return Ranks(processes, pool, adapters)
 
 
 def _rank_order(
@@ -161,6 +158,7 @@ def _carrier_order(
         parent=os.getpid(),
         memory_fd=fds[0],
         pool_fd=fds[1],
+        adapters_fd=fds[2],
         num_blocks=model.num_blocks,
         layout=model.layout,
         first_layer=first_layer - model.first_layer,
@@ -181,6 +179,7 @@ def _carrier_order(
             quantization=model.form.quantization,
             activations=model.activations.value,
             kernels="" if model.kernels is None else model.kernels.digest,
+            secret=secrets.token_bytes(SECRET_BYTES),
         ),
         address=model.share.later_hosts[0],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -73,7 +74,7 @@ async def test_a_prefix_is_pulled_by_a_node_of_other_ranks(
     await check_prefix_is_pulled(ranked, reference)
 
 
-async def test_ranks_of_one_host_serve_adapters_and_those_of_several_refuse_them(
+async def test_ranks_of_one_host_and_of_several_serve_adapters(
     ranked: Fleet, checkpoint: Path, tmp_path: Path
 ) -> None:
     adapter = make_adapter(tmp_path / "adapter", checkpoint, rank=3, strength=2.0)
@@ -86,12 +87,13 @@ async def test_ranks_of_one_host_serve_adapters_and_those_of_several_refuse_them
     ):
         body = {"lora_name": "a", "lora_path": str(adapter)}
         await sdk.post("/load_lora_adapter", cast_to=str, body=body)
-        for _ in range(3):
-            assert (await client.complete(prompt, 12, model="a")).tokens == expected
         (state,) = (await ranked.status()).coordinator.adapters
-        assert sorted(state.nodes) == ["decode-0", "prefill-0"]
-        assert sorted(state.refusals) == ["decode-1", "prefill-1"]
-        assert "on several hosts: serve it on one" in state.refusals["decode-1"]
+        assert sorted(state.nodes) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
+        outputs = await asyncio.gather(
+            *(client.complete(prompt, 12, model="a", cache_salt=salt) for salt in COMPARED)
+        )
+        assert [output.tokens for output in outputs] == [expected] * len(COMPARED)
+        assert len({(one.prefill_node, one.decode_node) for one in outputs}) == 4
         await sdk.post("/unload_lora_adapter", cast_to=str, body={"lora_name": "a"})
 
 

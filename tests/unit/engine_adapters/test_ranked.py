@@ -12,7 +12,6 @@ import torch
 from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.adapters.read import read_adapter
 from pdserve.engine.plan.model import ModelPlan
-from pdserve.engine.ranks.adapters import OtherHosts
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import AdapterRefused
@@ -124,5 +123,3 @@ def test_an_adapter_that_one_rank_cannot_take_is_taken_by_none(tmp_path: Path) -
         os.kill(ranks.pids[0], 9)
         with pytest.raises(AdapterRefused, match="a rank has not taken"):
             node.model.take_adapter(ends)
-    with pytest.raises(AdapterRefused, match="on several hosts: serve it on one"):
-        OtherHosts().take_adapter(ends)

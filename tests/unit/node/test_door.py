@@ -143,7 +143,7 @@ def test_strangers_do_not_delay_a_node_or_its_connection_for_kv(visited: Visited
         liar.sendall(b"x" * SECRET_BYTES)
         assert liar.recv(1) == b""
         node.sendall(SECRET)
-        kv = stack.enter_context(served.kv.result(WITHIN_S))
+        kv = stack.enter_context(served.second.result(WITHIN_S))
         kv.sendall(b"welcome")
         assert node.recv(7) == b"welcome"
         late.sendall(SECRET)
@@ -154,7 +154,7 @@ def test_the_connection_for_kv_of_a_node_that_has_ended_is_closed(visited: Visit
     order = order_of(DEVICES)
     with visited.stranger() as node, visited.node(order), visited.next_node() as served:
         node.sendall(SECRET)
-        served.kv.result(WITHIN_S)
+        served.second.result(WITHIN_S)
         with visited.node(order), visited.next_node() as following:
-            assert not following.kv.done()
+            assert not following.second.done()
         assert node.recv(1) == b""
