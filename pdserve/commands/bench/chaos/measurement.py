@@ -170,11 +170,10 @@ class Chaos:
         report, before = self._report, _files_of(self._cluster.pid(COORDINATOR))
         mb_before = _resident_mb(self._cluster.pid(COORDINATOR))
         began_s = monotonic()
-        async with _going_on(self._keep_running()), _going_on(self._look()):
-            callers = [asyncio.create_task(self._call_on()) for _ in range(at_once)]
-            if len(self._names) > 1:
-                changes = self._target.adapters.come_and_go(self._over)
-                callers.append(asyncio.create_task(changes))
+        callers = [self._call_on() for _ in range(at_once)]
+        if len(self._names) > 1:
+            callers.append(self._target.adapters.come_and_go(self._over))
+        async with _going_on(self._keep_running(), self._look()), _going_on(*callers) as calling:
             order = Random(f"faults {report.seed}")
             for number in range(num_faults):
                 await self._wait_ready()
@@ -182,7 +181,7 @@ class Chaos:
                 await self._disturb(order.choice(kinds), began_s)
                 self._say(f"{number + 1}/{num_faults}: {report.faults[-1].kind}")
             self._over.set()
-            await asyncio.gather(*callers)
+            await asyncio.gather(*calling)
             await self._wait_ready()
             await self._settle()
         report.lasted_s = monotonic() - began_s
@@ -271,7 +270,7 @@ class Chaos:
         """Wait until all nodes are ready.
 
         Raises:
-            ClusterError: they are not, within a minute.
+            ClusterError: they are not, within _READY_S.
         """
         missing = ""
         with suppress(TimeoutError):
@@ -373,14 +372,15 @@ def _resident_mb(pid: int) -> float:
 
 
 @asynccontextmanager
-async def _going_on(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run a coroutine until the context ends."""
-    task = asyncio.create_task(work)
+async def _going_on(*works: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run coroutines until the context ends, or they have."""
+    tasks = [asyncio.create_task(work) for work in works]
     try:
-        yield
+        yield tasks
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def session() -> aiohttp.ClientSession:
