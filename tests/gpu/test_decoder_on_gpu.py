@@ -29,6 +29,7 @@ from tests.fakes.graphs import Recorded
 from tests.plain_batch import build_batch
 from tests.plans import activations, plan_in
 from tests.requests import make_request
+from tests.unit.engine_cuda.adapted import check_bits, check_mix
 from tests.unit.engine_cuda.decoders import make_node, random_weights
 from tests.unit.engine_cuda.test_staging import make_batch, tensors
 from tests.unit.engine_model.harness import Node, make_prompt
@@ -71,6 +72,14 @@ def test_it_gives_the_cpu_s_tokens(tmp_path: Path, family: str) -> None:
     oracle = TorchDecoder(config, random_weights(config, torch.float32, CPU), ReferenceAttention())
     found = make_decoder(config, torch.float32, CudaRecorder(CUDA))
     assert tokens(make_node(found)) == tokens(make_node(oracle))
+
+
+def test_a_mix_of_adapters_says_what_torch_says(tmp_path: Path) -> None:
+    check_mix(tmp_path, CUDA, CudaCopies(CUDA))
+
+
+def test_bits_with_adapters_do_not_depend_on_the_batch() -> None:
+    check_bits(CUDA)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

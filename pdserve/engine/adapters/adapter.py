@@ -71,7 +71,7 @@ class Adapter:
         saved = self.base_embedding[first_token : first_token + len(embedding)]
         for first in range(0, len(embedding), _ROWS):
             rows = slice(first, first + _ROWS)
-            own, other = saved[rows].float(), embedding[rows].float()
+            own, other = saved[rows].float(), embedding[rows].cpu().float()
             if not torch.allclose(own, other, rtol=1e-2, atol=1e-4):
                 raise AdapterRefused(
                     f"adapter {self.digest} was trained with another model: the embedding that it "

@@ -91,7 +91,7 @@ def rows_of(batch: Batch, adapters: Mapping[str, Adapter]) -> Rows:
             first = end - (context_lens[number] - batch.adapted_from[number])
             rows.setdefault(digest, []).extend(range(max(starts[number], first), end))
     device = batch.token_ids.device
-    return [(adapters[d], torch.tensor(own, device=device)) for d, own in rows.items()]
+    return [(adapters[d], torch.tensor(own, device=device).long()) for d, own in rows.items()]
 
 
 def of_sampled(rows: Rows, batch: Batch) -> Rows:

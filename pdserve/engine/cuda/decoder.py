@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.adapters.adapter import Adapter
+from pdserve.engine.adapters.torch_rows import rows_of
 from pdserve.engine.attention.interface import AttentionBackend
 from pdserve.engine.cuda.attention.catalog import DecodeAttention
 from pdserve.engine.cuda.attention.triton_attention import TritonAttention
@@ -18,6 +19,7 @@ from pdserve.engine.cuda.capture.graphs import BUCKETS, DecodeGraphs, DecodeInpu
 from pdserve.engine.cuda.capture.pieces import Buffers, Pieces
 from pdserve.engine.cuda.copies.staging import Staging
 from pdserve.engine.cuda.layers import experts
+from pdserve.engine.cuda.layers.adapters import DeviceAdapters
 from pdserve.engine.cuda.layers.forward import Forward, RowTaps, StepInputs
 from pdserve.engine.cuda.layers.rows import take_sampled
 from pdserve.engine.cuda.sampling.sampler import CudaSampler
@@ -26,10 +28,10 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.stage_ends import Finals
+from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.steps.batch import Batch, Taps
 from pdserve.engine.steps.worst import LEAST_PART
-from pdserve.shared.errors import AdapterRefused
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +79,8 @@ class CudaDecoder:
         self._buckets = buckets
         self._ranks = ranks
         self._forward = Forward(config, weights, ranks, least_part)
+        self._least_part = least_part
+        self._adapted: tuple[DeviceAdapters, Forward] | None = None  # of steps with adapters
         self.sampler = CudaSampler(staging, config.vocab_size, most_draws)
         self._piece_sizes = piece_sizes
         self._tap_layers = tap_layers
@@ -103,10 +107,29 @@ class CudaDecoder:
 
     def take_adapter(self, adapter: Adapter) -> None:
         """See Decoder.take_adapter."""
-        raise AdapterRefused("adapters are not computed on GPUs: serve them on CPU nodes")
+        first_token = self._ranks.shard.share(self.config.vocab_size).start
+        adapter.check_base(self._weights.embedding, first_token)
+        if self._adapted is None:
+            self._adapted = self._adapted_forward()
+        adapters, forward = self._adapted
+        forward.ends.adapters[adapter.digest] = adapters.take(adapter)
 
     def drop_adapter(self, digest: str) -> None:
-        """See Decoder.drop_adapter: there are none."""
+        """See Decoder.drop_adapter."""
+        adapters, forward = self._with_adapters
+        del forward.ends.adapters[digest]
+        adapters.drop(digest)
+
+    def _adapted_forward(self) -> tuple[DeviceAdapters, Forward]:
+        """Return what computes steps with adapters, of the same weights."""
+        plan = ModelPlan.of(self.config, self._ranks.shard)
+        adapters = DeviceAdapters(plan, self._weights)
+        return adapters, Forward(self.config, adapters.weights, self._ranks, self._least_part)
+
+    @property
+    def _with_adapters(self) -> tuple[DeviceAdapters, Forward]:
+        assert self._adapted is not None, "adapters that are named were taken"
+        return self._adapted
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -137,14 +160,17 @@ class CudaDecoder:
     ) -> Tensor | None:
         if self._recorder is not None and self._graphs_pool != kv_pool.data_ptr():
             self._capture(self._recorder, kv_pool)
-        graphs, taps = self._graphs, batch.taps
+        graphs, taps = None if batch.adapters else self._graphs, batch.taps
         assert taps is None or self._tap_layers, "as planned"
         if progress is None and graphs is not None and graphs.takes(batch):
             logits = graphs.logits(batch, self._staging)
             if taps is not None and graphs.taps is not None:
                 self._bring(graphs.taps.out[: len(batch.sampled_rows)], taps)
             return logits
-        compute, ends = partial(self._part, kv_pool), self._forward.ends
+        part, forward = self._part, self._forward
+        if batch.adapters:
+            part, forward = self._adapted_part, self._with_adapters[1]
+        compute, ends = partial(part, kv_pool), forward.ends
         if taps is None:
             found = ends.step(batch, compute, progress)
         else:
@@ -163,17 +189,30 @@ class CudaDecoder:
         if self._forward.ends.leads:
             taps.wait = self._staging.bring(rows, taps.out).synchronize
 
+    def _adapted_part(
+        self, kv_pool: Tensor, batch: Batch, progress: LayerProgress | None
+    ) -> Finals:
+        """As `_part`, of a step some of whose rows have adapters. It takes no graphs."""
+        adapters, forward = self._with_adapters
+        rows = rows_of(batch, forward.ends.adapters)
+        inputs = replace(self._uploaded(batch), adapted=rows)
+        with adapters.computing(rows, self._staging):
+            return forward.part(inputs, kv_pool, self._attention.attend, progress)
+
     def _part(self, kv_pool: Tensor, batch: Batch, progress: LayerProgress | None) -> Finals:
         """Launch a step, or a part of one."""
         pieces = self._pieces
         if pieces is not None and not pieces.takes(batch):
             pieces = None
-        batch = self._staging.upload(batch if pieces is None else pieces.filled(batch))
-        if batch.sampled_before is not None:
-            take_sampled(batch.token_ids, batch.sampled_before)
         if pieces is not None:
+            batch = self._on_device(pieces.filled(batch))
             return pieces.part(batch, kv_pool, self._attention, progress)
-        inputs = StepInputs(
+        inputs = self._uploaded(batch)
+        return self._forward.part(inputs, kv_pool, self._attention.attend, progress)
+
+    def _uploaded(self, batch: Batch) -> StepInputs:
+        batch = self._on_device(batch)
+        return StepInputs(
             batch.token_ids,
             batch.positions,
             batch.attention,
@@ -181,7 +220,12 @@ class CudaDecoder:
             batch.states,
             RowTaps.of(batch),
         )
-        return self._forward.part(inputs, kv_pool, self._attention.attend, progress)
+
+    def _on_device(self, batch: Batch) -> Batch:
+        batch = self._staging.upload(batch)
+        if batch.sampled_before is not None:
+            take_sampled(batch.token_ids, batch.sampled_before)
+        return batch
 
     def _capture(self, recorder: Recorder, kv_pool: Tensor) -> None:
         """Capture the graphs over this pool, in place of those over another one."""

@@ -48,7 +48,7 @@ class Vocabulary:
     def embed(self, token_ids: Tensor, adapted: Rows = ()) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, hidden_size] in the model's dtype."""
         rows = self._rows(token_ids)
-        for adapter, own in adapted:
+        for adapter, own in _on(token_ids.device, adapted):
             ids = token_ids[own]
             if adapter.own_embedding is not None:
                 rows[own] = adapter.own_embedding[ids].to(rows.dtype)
@@ -73,7 +73,7 @@ class Vocabulary:
         The other ranks get the columns of their own tokens. `adapted`: rows of `states`.
         """
         columns = functional.linear(states, self._lm_head)
-        for adapter, own in adapted:
+        for adapter, own in _on(states.device, adapted):
             if adapter.own_head is not None:
                 own_head = adapter.own_head[self._own_tokens].to(states)
                 columns[own] = functional.linear(states[own], own_head)
@@ -95,6 +95,10 @@ class Vocabulary:
             return columns
         cut = [part[:, :width] for part, width in zip(parts, self._widths, strict=True)]
         return torch.cat(cut, dim=1)
+
+
+def _on(device: torch.device, adapted: Rows) -> Rows:
+    return [(adapter, own.to(device)) for adapter, own in adapted]
 
 
 def _replace(rows: Tensor, own: Tensor, ids: Tensor, trained: TrainedTokens) -> None:

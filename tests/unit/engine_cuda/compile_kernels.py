@@ -29,6 +29,7 @@ from triton.runtime import JITFunction, driver
 from pdserve.engine.attention import AttentionBatch, LayerKv
 from pdserve.engine.cuda.attention.triton_attention import TritonAttention
 from pdserve.engine.cuda.layers import rows
+from pdserve.engine.cuda.layers.adapters import add_low_rank
 from pdserve.engine.cuda.layers.experts import mix_experts
 from pdserve.engine.cuda.sampling import launches
 from pdserve.engine.cuda.sampling.inputs import EditInputs, EditKind, MaskInputs, RankInputs
@@ -115,6 +116,15 @@ def launch_experts(model: Model) -> None:
     mix_experts(shaped(8 * num_experts, hidden, dtype=model.dtype), layer)  # the largest tiles
 
 
+def launch_adapters(model: Model) -> None:
+    """What is added to queries, keys and values: four adapters, of which two have many ranks."""
+    width = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    x = shaped(NUM_ROWS, model.hidden_size, dtype=model.dtype)
+    y, bias = shaped(NUM_ROWS, width, dtype=model.dtype), shaped(width, dtype=model.dtype)
+    for ranks, own_bias in ((48, None), (192, bias)):
+        add_low_rank(longs(8, 5), ints(NUM_ROWS), ints(NUM_ROWS // 16), ranks, x, y, own_bias)
+
+
 def launch_sampling(model: Model) -> None:
     logits, params = floats(NUM_ROWS, model.vocab_size), longs(NUM_ROWS, 7)
     num_words = -(-model.vocab_size // 32)
@@ -133,11 +143,20 @@ def launch_sampling(model: Model) -> None:
     launches.rank(logits, ints(NUM_ROWS), ranks, found)
 
 
-_LLAMA = (partial(launch_sampling, LLAMA_8B), partial(launch_layer, LLAMA_8B))
+_LLAMA = (
+    partial(launch_sampling, LLAMA_8B),
+    partial(launch_layer, LLAMA_8B),
+    partial(launch_adapters, LLAMA_8B),
+)
 # Compute capability |-> what is launched there.
 SERVED = {
     80: (*_LLAMA, partial(launch_layer, GEMMA2_9B), partial(launch_experts, QWEN3_30B)),
-    90: (*_LLAMA, partial(launch_layer, UNEVEN), partial(launch_experts, UNEVEN)),
+    90: (
+        *_LLAMA,
+        partial(launch_layer, UNEVEN),
+        partial(launch_experts, UNEVEN),
+        partial(launch_adapters, UNEVEN),
+    ),
     100: (*_LLAMA, partial(launch_experts, QWEN3_30B)),
 }
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pdserve.engine.adapters.torch_rows import Rows
 from pdserve.engine.attention.interface import Attend, AttentionBatch, LayerKv
 from pdserve.engine.cuda.layers.experts import mix_experts
 from pdserve.engine.cuda.layers.rows import GATED, Rotation, add_rms_norm, rotate_and_write
@@ -58,6 +59,7 @@ class StepInputs:
     sampled_rows: Tensor | None  # [num_sampled] int64; None for every row, in order
     states: WantedStates | None = None
     taps: RowTaps | None = None
+    adapted: Rows = ()  # which of its rows have which adapter; on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class Forward:
         self, inputs: StepInputs, kv_pool: Tensor, attend: Attend, progress: LayerProgress | None
     ) -> Finals:
         """Launch a part of a step, of which `ends.results` makes results when all are launched."""
-        stream = self.begin(inputs.token_ids, inputs.positions)
+        stream = self.begin(inputs.token_ids, inputs.positions, inputs.adapted)
         delta: Tensor | None = None  # what the part before adds to the residual
         for layer in range(self.num_layers):
             query = self.query(layer, stream, delta, inputs.attention.slot_mapping, kv_pool)
@@ -141,9 +143,9 @@ class Forward:
             return Finals()
         return self.finals(stream.residual, delta, inputs.sampled_rows, inputs.states)
 
-    def begin(self, token_ids: Tensor, positions: Tensor) -> ResidualStream:
+    def begin(self, token_ids: Tensor, positions: Tensor, adapted: Rows = ()) -> ResidualStream:
         """Return what enters the first layer."""
-        residual = self.ends.enter(token_ids)
+        residual = self.ends.enter(token_ids, adapted)
         return ResidualStream(residual, self._ropes.angles(positions, torch.float32))
 
     def query(
