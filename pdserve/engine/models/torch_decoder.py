@@ -92,7 +92,8 @@ class TorchDecoder:
 
     def take_adapter(self, adapter: Adapter) -> None:
         """See Decoder.take_adapter."""
-        adapter.check_base(self._weights.embedding)
+        first_token = self._ranks.shard.share(self.config.vocab_size).start
+        adapter.check_base(self._weights.embedding, first_token)
         self._ends.adapters[adapter.digest] = adapter
 
     def drop_adapter(self, digest: str) -> None:

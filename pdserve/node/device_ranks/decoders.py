@@ -18,6 +18,7 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.torch_decoder import TorchDecoder
+from pdserve.engine.ranks.adapters import OtherRanks
 from pdserve.engine.ranks.collectives import Collectives
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.batch import Batch
@@ -86,15 +87,20 @@ class LeadingDecoder:
         self,
         decoder: Decoder,
         steps: StepMemory,
+        adapters: OtherRanks,
         hosts: StepFollowers | None = None,
         *,
         has_stages: bool = False,
     ) -> None:
-        """Lead the other ranks of this host, and those of the later `hosts`, if there are any."""
+        """Lead the other ranks of this host, and those of the later `hosts`, if there are any.
+
+        `adapters`: hands these to the other ranks of this host.
+        """
         self.config = decoder.config
         self.sampler = decoder.sampler
         self._decoder = decoder
         self._steps = steps
+        self._adapters = adapters
         self._hosts = hosts
         self._has_stages = has_stages
 
@@ -115,10 +121,21 @@ class LeadingDecoder:
 
     def take_adapter(self, adapter: Adapter) -> None:
         """See Decoder.take_adapter."""
-        raise AdapterRefused("adapters are not computed by several ranks: serve them with one")
+        if self._hosts is not None:
+            raise AdapterRefused(
+                "adapters are not computed by devices of several hosts: serve them on one"
+            )
+        self._decoder.take_adapter(adapter)
+        try:
+            self._adapters.take_adapter(adapter)
+        except AdapterRefused:
+            self._decoder.drop_adapter(adapter.digest)
+            raise
 
     def drop_adapter(self, digest: str) -> None:
-        """See Decoder.drop_adapter: there are none."""
+        """See Decoder.drop_adapter."""
+        self._adapters.drop_adapter(digest)
+        self._decoder.drop_adapter(digest)
 
     def logits(
         self, batch: Batch, kv_pool: Tensor, progress: LayerProgress | None = None

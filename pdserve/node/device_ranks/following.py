@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.plan.model import ModelPlan
+from pdserve.engine.ranks.adapters import OwnDecoder, follow
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.batch import Batch
 from pdserve.engine.weights.load import load_torch_weights
@@ -54,6 +57,8 @@ def follow_steps(
     decoder = _load(order, steps, device)
     buffer = pool if pool is not None else _opened_pool(order, device)
     kv_pool = KvCache(order.layout, order.num_blocks, device, buffer).pool
+    orders = socket.socket(fileno=order.adapters_fd), OwnDecoder(decoder)
+    threading.Thread(target=follow, args=orders, name="adapters", daemon=True).start()
     number = 0
     while True:
         number = steps.group.wait_step(number)

@@ -27,6 +27,7 @@ class DeviceRankOrder(msgspec.Struct, frozen=True, kw_only=True):
     shard: Shard  # what it has of the model
     parent: int  # process id of this host's first process
     memory_fd: int
+    adapters_fd: int  # the socket through which this host's first process hands it adapters
     rendezvous: Rendezvous
     device: str  # "cuda:N", or "cpu"
     pool_fd: int = -1  # on a CPU: its KV

@@ -11,6 +11,7 @@ from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.sharded_pool import parts_of
 from pdserve.engine.models.decoder import Decoder
 from pdserve.engine.native.packed_cache import PackedCache
+from pdserve.engine.ranks.adapters import OtherRanks
 from pdserve.engine.ranks.process_group import GroupCollectives
 from pdserve.engine.ranks.processes import PythonRank, RankProcess, RankProcesses, wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
@@ -34,8 +35,11 @@ StartRank = Callable[[DeviceRankOrder, Sequence[int]], RankProcess]  # order and
 class StartedRanks:
     """The ranks of this host that are processes of their own, from their start to their end."""
 
-    def __init__(self, processes: RankProcesses, pools: Sequence[KvPool]) -> None:
+    def __init__(
+        self, processes: RankProcesses, pools: Sequence[KvPool], adapters: OtherRanks
+    ) -> None:
         self.processes = processes
+        self.adapters = adapters
         self._pools = pools
 
     def wait_mapped(self) -> None:
@@ -52,6 +56,7 @@ class StartedRanks:
     def close(self) -> None:
         """End them."""
         self.processes.close()
+        self.adapters.close()
 
 
 class DeviceRanks:
@@ -126,7 +131,10 @@ class DeviceRanks:
             worst_step=model.worst_step,
             tap_layers=model.tap_layers,
         )
-        return LeadingDecoder(decoder, steps, self.hosts, has_stages=not shard.is_last_stage)
+        has_stages = not shard.is_last_stage
+        return LeadingDecoder(
+            decoder, steps, self._started.adapters, self.hosts, has_stages=has_stages
+        )
 
     def close(self) -> None:
         """End them."""
@@ -186,18 +194,19 @@ def start_host_ranks(
     start: StartRank | None = None,
 ) -> StartedRanks:
     """Start the ranks of this host, all but rank 0 of the node. Args: as start_device_ranks."""
-    share, pools = model.share, parts_of(memory)
+    share, pools, adapters = model.share, parts_of(memory), OtherRanks()
 
     def start_rank(rank: int, memory_fd: int) -> RankProcess:
         number = share.ranks[rank - share.first_rank]
         pool = pools[number] if len(pools) > 1 else None  # private ones have no parts
-        order = _order(model, cores, rank, memory_fd, rendezvous, pool)
-        fds = [fd for fd in (memory_fd, rendezvous.store_fd, order.pool_fd) if fd >= 0]
-        return (start or _python)(order, fds)
+        with adapters.connect() as end:
+            order = _order(model, cores, rank, (memory_fd, end.fileno()), rendezvous, pool)
+            every = (memory_fd, order.adapters_fd, rendezvous.store_fd, order.pool_fd)
+            return (start or _python)(order, [fd for fd in every if fd >= 0])
 
     processes = RankProcesses((share.first_rank + share.num_ranks,), start_rank)
     log.info("processes of ranks: %s", ", ".join(map(str, processes.pids)) or "none but this one")
-    return StartedRanks(processes, pools)
+    return StartedRanks(processes, pools, adapters)
 
 
 def _python(order: DeviceRankOrder, fds: Sequence[int]) -> RankProcess:
@@ -208,7 +217,7 @@ def _order(
     model: NodeModel,
     cores: CorePlan,
     rank: int,
-    memory_fd: int,
+    fds: tuple[int, int],
     rendezvous: Rendezvous,
     pool: KvPool | None,
 ) -> DeviceRankOrder:
@@ -221,7 +230,8 @@ def _order(
         num_processes=share.first_rank + share.num_ranks,
         shard=share.shard(rank),
         parent=os.getpid(),
-        memory_fd=memory_fd,
+        memory_fd=fds[0],
+        adapters_fd=fds[1],
         rendezvous=rendezvous,
         device=str(model.device_of_rank(index)),
         pool_fd=pool.fd if isinstance(pool, ExportedPool) else -1,

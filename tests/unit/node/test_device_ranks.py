@@ -19,11 +19,12 @@ from pdserve.engine.steps.worst import num_parts
 from pdserve.node.device_ranks.following import with_slots
 from pdserve.node.engine_watch import unless_rank_lost
 from pdserve.node.start.model import check_devices, device_of_rank
-from pdserve.shared.errors import ConfigError, NodeSick
+from pdserve.shared.errors import AdapterRefused, ConfigError, NodeSick
 from tests.checkpoints import make_checkpoint
 from tests.plain_batch import build_batch
 from tests.requests import make_request
-from tests.unit.engine_model.harness import make_prompt
+from tests.unit.engine_adapters.test_ranked import VOCAB, adapters_of, said
+from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.node.device_pairs import (
     NUM_OUTPUT,
     prefilled_and_decoded,
@@ -54,6 +55,29 @@ def test_tokens_are_those_of_one_rank(
     with device_ranked(checkpoint, num_ranks, num_stages=num_stages) as ranked:
         ranked.node.generate(requests, NUM_OUTPUT, chunk=23)
     assert [request.output_token_ids for request in requests] == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("divided", [(2, 1), (2, 2)], ids=str)
+def test_ranks_have_their_shares_of_adapters(divided: tuple[int, int], tmp_path: Path) -> None:
+    base = make_checkpoint(tmp_path / "base", "llama", vocab_size=VOCAB)
+    adapters = adapters_of(tmp_path, base, "llama")
+    alone = Node.load(base, DecoderKind.TORCH)
+    for adapter in adapters:
+        alone.model.take_adapter(adapter)
+    expected = said(alone, adapters)
+    num_ranks, num_stages = divided
+    with device_ranked(base, num_ranks, num_stages=num_stages) as ranked:
+        model = ranked.node.model
+        for adapter in adapters:
+            model.take_adapter(adapter)
+        assert said(ranked.node, adapters) == expected
+        model.drop_adapter(adapters[0].digest)
+        assert said(ranked.node, adapters[1:]) == [expected[0], *expected[2:]]
+        assert ranked.ranks is not None
+        os.kill(ranked.ranks.processes.pids[0], signal.SIGKILL)
+        with pytest.raises(AdapterRefused, match="a rank has not taken"):
+            model.take_adapter(adapters[0])
 
 
 def test_stages_compute_a_large_step_in_parts(checkpoint: Path, expected: list[list[int]]) -> None:
