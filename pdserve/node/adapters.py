@@ -7,7 +7,7 @@
               │                                  the longest ago                  │
               └──► kept in memory, ready for steps, while there is room ──────────┘
 
-A leg whose adapter is not loaded is refused (`expect`): nothing else is computed in its place.
+A leg whose adapter is not loaded is refused (`use`): nothing else is computed in its place.
 """
 
 from __future__ import annotations
@@ -114,14 +114,12 @@ class NodeAdapters:
         """Take orders from now on: the model is there."""
         self._store = store
 
-    def expect(self, digest: str) -> None:
-        """Check that a leg can be computed with this adapter. Raises AdapterNotLoaded."""
-        if digest not in self._loaded:
+    def use(self, digest: str) -> None:
+        """Note that a leg begins with this adapter. Raises AdapterNotLoaded: it cannot."""
+        loaded = self._loaded.pop(digest, None)
+        if loaded is None:
             raise AdapterNotLoaded("a node has not loaded the adapter: try again shortly")
-
-    def used(self, digest: str) -> None:
-        """Note that a leg begins with an adapter that is loaded."""
-        self._loaded[digest] = self._loaded.pop(digest)
+        self._loaded[digest] = loaded  # as the last one
 
     # ---- orders --------------------------------------------------------------------------------
 

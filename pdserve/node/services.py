@@ -300,8 +300,6 @@ class Services:
                 traceparent=leg.traceparent,
                 adapter=leg.prompt.adapter,
             )
-        if leg.prompt.adapter:
-            self._parts.adapters.used(leg.prompt.adapter)
         if isinstance(leg, DecodeLeg) and is_claimable and leg.sampling.logprobs is not None:
             num_emitted = len(leg.output_token_ids)
             self.legs.scores.open(leg.request_id, leg.output_logprobs, num_emitted)
@@ -332,8 +330,6 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
         MalformedMessage: its log-probabilities make no sense.
     """
     num_tokens, max_model_len = leg.prompt.num_tokens, parts.max_model_len
-    if leg.prompt.adapter:
-        parts.adapters.expect(leg.prompt.adapter)
     job = NodeRole.PREFILL if isinstance(leg, PrefillLeg) else NodeRole.DECODE
     if parts.bound_to not in (None, job):
         raise RoleRefused(f"a {job.name.lower()} leg is for nodes with the weights of that pool")
@@ -371,3 +367,5 @@ def _check_leg(parts: NodeParts, leg: PrefillLeg | DecodeLeg) -> None:
         raise InvalidRequest("a stream that is taken over has output")
     if not 0 <= min(token_ids) <= max(token_ids) < parts.vocab_size:
         raise InvalidRequest(f"token ids must be in 0..{parts.vocab_size - 1}")
+    if leg.prompt.adapter:
+        parts.adapters.use(leg.prompt.adapter)

@@ -48,6 +48,7 @@ class Bug:
     also: Bug | None = None  # what else has to be wrong, as it would be noticed there
 
 
+_NOT_LOADED = 'raise AdapterNotLoaded("a node has not loaded the adapter: try again shortly")'
 BUGS = {
     "what was emitted becomes prompt": Bug(
         legs, "_decode_leg", "prompt=request.prompt", "prompt=request.context", 40
@@ -131,16 +132,14 @@ BUGS = {
     "an adapter leaves while a step has it": Bug(
         NodeAdapters, "_free", "await self._steps_done()", "pass", 240
     ),
-    "a leg is taken without its adapter": Bug(
-        NodeAdapters, "expect", "digest not in self._loaded", "False"
-    ),
+    "a leg is taken without its adapter": Bug(NodeAdapters, "use", _NOT_LOADED, "return"),
     "a node is a candidate before it has verified an adapter": Bug(
         NodeAdapters,
         "told",
         "sorted(self._loaded)",
         '[letter * 32 for letter in "abc"]',
         40,
-        also=Bug(NodeAdapters, "expect", "digest not in self._loaded", "False"),
+        also=Bug(NodeAdapters, "use", _NOT_LOADED, "return"),
     ),
     "a name that is being loaded gets the model's own tokens": Bug(
         Adapters,

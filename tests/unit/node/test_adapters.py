@@ -67,9 +67,8 @@ class Node:
         return answer
 
     def begin(self, leg: str, digest: str) -> None:
-        self.adapters.expect(digest)
+        self.adapters.use(digest)
         self.legs.open(leg, self.link, adapter=digest)
-        self.adapters.used(digest)
 
     @property
     def told(self) -> AdapterReport:
@@ -83,9 +82,9 @@ async def node(tmp_path: Path) -> Node:
 
 async def test_a_leg_whose_adapter_is_not_there_is_refused(node: Node) -> None:
     with pytest.raises(AdapterNotLoaded):
-        node.adapters.expect("a")
+        node.adapters.use("a")
     assert (await node.load("a")).digest == "a"
-    node.adapters.expect("a")
+    node.adapters.use("a")
     assert node.told == AdapterReport(digests=["a"], most=2)
 
 
@@ -117,7 +116,7 @@ async def test_it_leaves_when_nobody_wants_it_and_its_last_leg_has_ended(node: N
     node.legs.close("r")
     await until(lambda: node.told.digests == [])
     with pytest.raises(AdapterNotLoaded):
-        node.adapters.expect("a")
+        node.adapters.use("a")
     assert node.store.loaded == ["a"]  # a step may still have a row of the leg
     node.steps.set()
     await until(lambda: node.store.loaded == [])
@@ -151,7 +150,7 @@ async def test_one_that_lost_its_place_comes_back_unread_and_waits_for_no_step(n
     assert node.told.digests == ["a", "c"]
     node.begin("r", "a")
     with pytest.raises(AdapterNotLoaded):
-        node.adapters.expect("b")
+        node.adapters.use("b")
 
 
 async def test_what_is_kept_leaves_when_it_is_unloaded_or_its_memory_is_needed(
