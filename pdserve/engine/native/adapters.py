@@ -136,19 +136,19 @@ def _packed(
         for rows, each in own
     ]
     layout = _layout(num_out, num_lanes, num_ranks, tuple(pieces), is_gated)
-    whole = torch.zeros(num_lanes, num_ranks, dtype=dtype)
+    whole = torch.zeros(num_lanes, layout.width, dtype=dtype)
     bias = factors = None
-    for (begin, end, first, rank), (_, each) in zip(pieces, own, strict=True):
-        lanes = layout.lanes[begin:end]
-        whole[:, first : first + rank].index_copy_(0, lanes, each.b.to(dtype))
+    for (begin, end, _, rank), places, (_, each) in zip(pieces, layout.places, own, strict=True):
+        lanes, b = layout.lanes[begin:end], each.b.to(dtype)
+        for column, rows in places:
+            columns = whole[:, column : column + rank]
+            columns.index_copy_(0, lanes[rows], b[rows])
         if each.bias is not None:
             bias = torch.zeros(num_lanes) if bias is None else bias
             bias[lanes] = each.bias
         if each.factors is not None:
             factors = torch.ones(num_lanes) if factors is None else factors
             factors[lanes] = each.factors
-    if layout.columns is not None:
-        whole = whole.gather(1, layout.columns)
     return NativeAddition(
         pack(torch.cat(every_a).to(dtype), form=form),
         pack(whole, bias, form=form),
@@ -163,7 +163,9 @@ class _Layout:
 
     lanes: Tensor  # [num_out] int64
     first_ranks: Tensor  # [panels] int32, as in a NativeAddition
-    columns: Tensor | None  # [lanes, width] int64, of all ranks; None: panels read all of them
+    width: int  # ranks that a panel reads
+    # Of each piece: rows of it, and in which column of what their panels read its ranks begin.
+    places: tuple[tuple[tuple[int, Tensor | slice], ...], ...]
 
 
 @lru_cache(maxsize=64)
@@ -184,10 +186,16 @@ def _layout(
     width = int((ends - firsts).max())
     # A panel with fewer ranks reads others besides, whose columns are zeros.
     starts_read = torch.where(ends > 0, firsts.clamp(max=num_ranks - width), 0)
-    columns = None
-    if width < num_ranks:
-        columns = starts_read.repeat_interleave(PANEL_OUTPUTS)[:, None] + torch.arange(width)
-    return _Layout(lanes, torch.where(ends > 0, starts_read, -1).to(torch.int32), columns)
+    places: list[tuple[tuple[int, Tensor | slice], ...]] = []
+    for begin, end, first, _ in pieces:
+        columns = first - starts_read[lanes[begin:end] // PANEL_OUTPUTS]
+        every = columns.unique().tolist()
+        if len(every) == 1:  # unless a panel has rows of several pieces
+            places.append(((every[0], slice(None)),))
+        else:
+            places.append(tuple((c, (columns == c).nonzero()[:, 0]) for c in every))
+    first_ranks = torch.where(ends > 0, starts_read, -1).to(torch.int32)
+    return _Layout(lanes, first_ranks, width, tuple(places))
 
 
 def _padded(matrix: Tensor, dim: int) -> Tensor:
