@@ -189,7 +189,7 @@ def _layout(
     places: list[tuple[tuple[int, Tensor | slice], ...]] = []
     for begin, end, first, _ in pieces:
         columns = first - starts_read[lanes[begin:end] // PANEL_OUTPUTS]
-        every = columns.unique().tolist()
+        every = sorted({*columns.tolist()})
         if len(every) == 1:  # unless a panel has rows of several pieces
             places.append(((every[0], slice(None)),))
         else:
