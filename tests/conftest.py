@@ -27,7 +27,7 @@ if not any(sign.exists() for sign in GPU_SIGNS):
 
 # On a busy machine any example can take longer than hypothesis's deadline of 200 ms.
 settings.register_profile("many", settings.default, deadline=None)
-settings.register_profile("few", settings.default, deadline=None, max_examples=30)
+settings.register_profile("few", settings.default, deadline=None, max_examples=25)
 settings.load_profile("many")
 
 MAX_INFLIGHT = 64  # requests that the shared cluster takes
@@ -128,9 +128,9 @@ async def client(fleet: Fleet) -> AsyncIterator[Client]:
         yield client
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """A database server without databases."""
+    """A database server; who kills it starts it again."""
     from tests.postgres import find_program, running_postgres
 
     if find_program("initdb") is None:

@@ -16,6 +16,7 @@ from pdserve.shared.errors import MalformedMessage
 from pdserve.wire import envelopes, messages_pb2
 from pdserve.wire.convert import Envelope
 from tests.architecture.repository import ROOT, run
+from tests.matrix import examples
 
 INLINE = (protocol.Prompt,)
 STRUCTS = [
@@ -113,7 +114,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("envelope", "struct"), BODIES)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 def test_every_message_survives_its_envelope(envelope, struct, data):
     message = data.draw(messages(struct))

@@ -17,7 +17,7 @@ from tests.cluster.client import EventStream
 from tests.cluster.fleet import HEARD_S, Fleet, SecondCoordinator, fleet_config, poll, running
 
 NODES = ("decode-0", "decode-1", "decode-2")  # the last two are the large model's
-LONG = 1500
+LONG = 600
 # Their answers are not sure of anything; nor would any be.
 FILE = """
 [models.small]

@@ -93,6 +93,7 @@ def quantised_tokens(path: Path, prompt: list[int]) -> list[int]:
     return request.output_token_ids
 
 
+@pytest.mark.long  # a quantised checkpoint does by default
 async def test_quantised_weights_give_the_same_tokens_over_two_nodes(tiny_checkpoint: Path) -> None:
     prompts = [make_prompt(length) for length in (5, 33, 100)]
     config = fleet_config(tiny_checkpoint, engine={"quantization": "int8"})
@@ -101,6 +102,7 @@ async def test_quantised_weights_give_the_same_tokens_over_two_nodes(tiny_checkp
     assert [o.tokens for o in outputs] == [quantised_tokens(tiny_checkpoint, p) for p in prompts]
 
 
+@pytest.mark.long  # one node has them by default
 async def test_a_gguf_file_gives_the_tokens_of_the_model_it_was_made_of(tmp_path: Path) -> None:
     file = tmp_path / "demo.gguf"
     write_gguf(CHECKPOINT_PATH, file)

@@ -18,6 +18,7 @@ from tests.checkpoints import make_checkpoint
 from tests.cluster.checkpoints import MAX_MODEL_LEN, VOCAB_SIZE, Reference, make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.matrix import matrix
 
 NUM_LAYERS = 6
 LENGTHS = (1, 7, 8, 16, 24, 25, 100, 336, 700)
@@ -42,7 +43,7 @@ class Served:
 
 
 @pytest_asyncio.fixture(
-    scope="module", loop_scope="session", params=[37, 4096], ids=["chunks", "one chunk"]
+    scope="module", loop_scope="session", params=matrix([37, 4096], 1), ids=["chunks", "one chunk"]
 )
 async def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

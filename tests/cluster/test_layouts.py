@@ -60,6 +60,7 @@ async def assert_exact_on_both(client: Client, reference: Reference) -> None:
     assert min(len(served[node]) for node in ("decode-0", "decode-1")) > len(LENGTHS) // 2, served
 
 
+@pytest.mark.long  # blocks of 24 go by default
 async def test_blocks_of_16_to_blocks_of_16_by_shm_and_of_8_by_tcp(
     fleet: Fleet, client: Client, tiny_checkpoint: Path
 ) -> None:

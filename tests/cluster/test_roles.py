@@ -9,6 +9,7 @@ from io import StringIO
 from itertools import count
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from pdserve.commands.cli.main import main
@@ -138,6 +139,7 @@ async def test_a_node_goes_to_the_other_pool_and_comes_back_under_load(
         assert reference.is_greedy(make_prompt(length), tokens[length])
 
 
+@pytest.mark.long
 async def test_the_last_node_of_a_pool_goes_by_force_only(fleet: Fleet, client: Client) -> None:
     code, said = await change_role(fleet, "decode-0", "prefill")
     assert code == 1

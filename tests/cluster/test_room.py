@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from pdserve.settings.config import HandoffConfig, RoutingConfig
@@ -112,6 +113,7 @@ async def test_requests_wait_their_turn_and_all_are_exact(
         assert reference.is_greedy(make_prompt(PROMPT, i), tokens)
 
 
+@pytest.mark.long  # one that is held back is by default
 async def test_token_one_does_not_wait_for_room(narrow: Fleet, client: Client) -> None:
     followers = await fill(narrow, client)
     for follower in followers[:FEW]:
@@ -170,6 +172,7 @@ async def test_a_client_that_goes_while_its_kv_waits(narrow: Fleet, client: Clie
         assert len((await follower.end()).tokens) == LIMIT
 
 
+@pytest.mark.long  # nodes are killed at other moments by default
 async def test_the_prefill_node_is_killed_while_kv_waits_on_it(
     narrow: Fleet, client: Client
 ) -> None:
@@ -182,6 +185,7 @@ async def test_the_prefill_node_is_killed_while_kv_waits_on_it(
     assert (await client.complete(make_prompt(50), 5)).tokens
 
 
+@pytest.mark.long  # as above
 async def test_the_decode_node_is_killed_while_kv_waits_for_it(
     narrow: Fleet, client: Client
 ) -> None:

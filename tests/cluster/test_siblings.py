@@ -13,6 +13,7 @@ from coordinator.api.plan.generations import choice_seed
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.matrix import matrix
 
 PROMPT = 1003  # tokens: the last block is not full
 LONG = 30_000  # tokens of a prompt or an answer that is not done before a test has seen it
@@ -70,7 +71,7 @@ async def test_answers_are_those_of_separate_calls(
         assert answer.finish_reason == "length"
 
 
-@pytest.mark.parametrize("victim", ["decode-1", "prefill-0"])
+@pytest.mark.parametrize("victim", matrix(["decode-1", "prefill-0"], 1))
 async def test_a_lost_node_loses_no_answer_and_nothing_is_left(
     trio: Fleet, client: Client, victim: str
 ) -> None:

@@ -85,7 +85,7 @@ async def test_answers_are_the_same_in_every_mode(modes: Modes) -> None:
     for output in together:
         assert re.fullmatch(REGEX, output.text), output.text
         assert output.finish_reason == "stop"
-    for seed, output in list(zip(seeds, together, strict=True))[:6]:
+    for seed, output in list(zip(seeds, together, strict=True))[:3]:
         here = await ask(modes.disaggregated, seed, guided_regex=REGEX, cache_salt="here")
         there = await ask(modes.colocated, seed, guided_regex=REGEX, cache_salt="there")
         assert (here.prefill_node, there.prefill_node) == ("prefill-0", None)

@@ -29,6 +29,7 @@ from pdserve.settings.flags import FlagParser, config_from
 from pdserve.settings.rank_host import RankHostConfig
 from pdserve.shared.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, role_name
 from tests.deploy.custom_resources import SCHEMAS
+from tests.matrix import matrix
 from tools import kustomize
 from tools.chart import Document, Renderer, renderer
 
@@ -153,6 +154,23 @@ VALUES: dict[str, Document] = {
 }
 
 
+# Values of which each makes documents that the others do not have.
+TELLING = {
+    "the defaults",
+    "multiplexed",
+    "GPUs with RDMA",
+    "a model of the hub",
+    "mTLS",
+    "a shared database",
+    "settings",
+    "pools that grow",
+    "nodes of several hosts",
+    "a node on standby",
+    "behind a gateway",
+    "placed",
+}
+
+
 @pytest.fixture(scope="module")
 def chart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Renderer]:
     with renderer(tmp_path_factory.mktemp("helm")) as made:
@@ -209,7 +227,7 @@ def check(text: str) -> None:
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", matrix(VALUES, TELLING))
 def test_everything_is_what_kubernetes_and_pdserve_understand(chart: Renderer, name: str) -> None:
     documents = chart.render(VALUES[name])
     for document in documents:
@@ -648,7 +666,7 @@ WRONG: dict[str, tuple[Document, str]] = {
 _NUMBERS = ("no process", "no coordinator")  # out of range: the schema says of what
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", matrix(WRONG, 12))
 def test_wrong_values_are_refused_by_name(chart: Renderer, name: str) -> None:
     values, said = WRONG[name]
     with pytest.raises(helm_sdkpy.InstallError, match=said) as info:

@@ -17,6 +17,7 @@ pytest.importorskip("kubernetes_validate", reason="as Helm")
 from pdserve.settings.config import CoordinatorConfig
 from tests.architecture.repository import ROOT
 from tests.deploy.test_chart import chart, check, config_of, workloads
+from tests.matrix import matrix
 from tools.chart import CHART, Document, Renderer
 
 __all__ = ["chart"]  # a fixture
@@ -82,7 +83,7 @@ def shown(chart: Renderer, values: Document) -> dict[str, Document]:
     return parts
 
 
-@pytest.mark.parametrize("path", GUIDES)
+@pytest.mark.parametrize("path", matrix(GUIDES, 1))
 def test_every_step_is_rendered(chart: Renderer, path: str) -> None:
     deploying, guide = (Path(ROOT / name).read_text() for name in (GUIDES[0], path))
     releases = Releases(files_of(deploying) | files_of(guide))

@@ -10,6 +10,8 @@ import random
 import time
 from collections import Counter
 
+import pytest
+
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import SETTLE_S, Fleet
@@ -56,12 +58,12 @@ async def test_any_mix_at_random_moments(fleet: Fleet, client: Client) -> None:
     kinds = [finish, be_refused, leave_after_a_while, leave_after_a_while, leave_in_mid_stream]
 
     async def one_client() -> None:
-        for _ in range(8):
+        for _ in range(6):
             outcomes[await choice.choice(kinds)()] += 1
 
     await asyncio.gather(*(one_client() for _ in range(12)))
-    assert outcomes.total() == 96
-    assert min(outcomes[kind] for kind in ("finished", "refused", "left", "left in mid-stream")) > 5
+    assert outcomes.total() == 72
+    assert min(outcomes[kind] for kind in ("finished", "refused", "left", "left in mid-stream")) > 3
 
 
 async def test_leaving_while_tokens_are_being_written(fleet: Fleet, client: Client) -> None:
@@ -72,7 +74,7 @@ async def test_leaving_while_tokens_are_being_written(fleet: Fleet, client: Clie
         await follower.reached(1 + index % 7)
         await follower.hang_up()
 
-    for _ in range(4):
+    for _ in range(2):
         await asyncio.gather(*(leave(index) for index in range(30)))
         await fleet.assert_baseline()
 
@@ -99,6 +101,7 @@ async def test_a_cancelled_request_is_not_computed_to_its_end(fleet: Fleet, clie
     assert (await fleet.gauges(name))["steps"] < steps + 10_000
 
 
+@pytest.mark.long  # a coordinator alone does it by default
 async def test_too_many_at_once_are_refused_at_once(fleet: Fleet, client: Client) -> None:
     followers = [Follower(client, make_prompt(20, i), 3500) for i in range(MAX_INFLIGHT + 30)]
     begun = [follower.reached(1) for follower in followers]

@@ -35,7 +35,7 @@ PATIENCE_S = 5 * LIVENESS_S  # until a connection counts as dead whose other end
 STOPPED_S = 3.5  # for so long at least a paused machine loses nothing
 PAUSE_S = 0.2
 LONG = 12_000  # tokens of a prompt that takes a while
-STREAMED = 1000  # tokens of an output that takes a while
+STREAMED = 500  # tokens of an output that takes a while
 NUM_STREAMS = 4
 
 PREFILL = ("prefill-0", "prefill-1")
@@ -230,6 +230,7 @@ async def test_a_frozen_node_counts_as_lost_until_it_comes_back(
     await assert_all_used(client)
 
 
+@pytest.mark.long  # those of one that is gone are
 async def test_a_frozen_coordinators_legs_are_freed_and_go_on_when_it_is_found_again(
     quartet: Fleet, client: Client
 ) -> None:
@@ -249,8 +250,11 @@ async def test_a_frozen_coordinators_legs_are_freed_and_go_on_when_it_is_found_a
     await assert_all_used(client)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "stopped", [(COORDINATOR,), (*DECODE, *PREFILL, COORDINATOR)], ids=["coordinator", "machine"]
+    "stopped",
+    [pytest.param((COORDINATOR,), marks=pytest.mark.long), (*DECODE, *PREFILL, COORDINATOR)],
+    ids=["coordinator", "machine"],
 )
 async def test_who_was_stopped_does_not_take_its_own_silence_for_others(
     quartet: Fleet, client: Client, undisturbed: list[list[int]], stopped: tuple[str, ...]
@@ -268,6 +272,7 @@ async def test_who_was_stopped_does_not_take_its_own_silence_for_others(
     assert not [line for _, line in quartet.lines if "is gone" in line]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "pause_s", [PAUSE_S, pytest.param(LIVENESS_S + 0.5, marks=pytest.mark.long)]
 )

@@ -47,7 +47,7 @@ async def kept(tiny_checkpoint: Path) -> AsyncIterator[Kept]:
 @pytest.mark.parametrize(
     "names",
     [
-        ("decode-0",),
+        pytest.param(("decode-0",), marks=pytest.mark.long),
         pytest.param((COORDINATOR,), marks=pytest.mark.long),
         (COORDINATOR, "prefill-0"),
     ],

@@ -64,6 +64,7 @@ async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:
             await asyncio.sleep(0.05)  # nothing tells a client that polls
 
 
+@pytest.mark.long  # coordinators in one process do by default
 async def test_what_a_killed_coordinator_was_asked_another_answers(
     pair: Fleet, second: SecondCoordinator
 ) -> None:
@@ -86,6 +87,7 @@ async def test_what_a_killed_coordinator_was_asked_another_answers(
     await pair.assert_baseline()
 
 
+@pytest.mark.long  # as above
 async def test_without_its_database_a_coordinator_answers_what_needs_none(
     pair: Fleet, postgres: Postgres
 ) -> None:

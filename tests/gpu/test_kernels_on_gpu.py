@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 from pdserve.engine.cuda.attention.catalog import KINDS, AttentionNeeds
 from pdserve.engine.cuda.attention.triton_attention import TritonAttention
 from tests.kernels.cases import DTYPES, Shape, alone, make_case, requests, shapes
+from tests.matrix import examples
 from tests.unit.engine_cuda import checks
 
 CUDA = torch.device("cuda")
@@ -23,7 +24,7 @@ WINDOWS = st.one_of(st.none(), st.integers(1, 200))
 LIBRARIES = [kind for kind in KINDS if kind.name not in ("triton", "reference")]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     shape=shapes(),
     requests=requests(),

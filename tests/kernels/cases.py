@@ -5,13 +5,21 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from pdserve import _native
 from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.kv.coded_rows import encoded
 
+VARIANTS = _native.kernel_variants()
+# For what each build has to do: by default, the one that computes here, and the one of any machine.
+EACH_VARIANT = [
+    pytest.param(variant, marks=[] if variant in (VARIANTS[0], "portable") else pytest.mark.long)
+    for variant in VARIANTS
+]
 DTYPES = [torch.float32, torch.bfloat16]
 CODES = [torch.int8, torch.uint8]  # of pools that have codes; the second are bits of float8
 GPU_DTYPES = [*DTYPES, torch.float16]

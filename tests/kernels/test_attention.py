@@ -15,7 +15,9 @@ from pdserve.engine.kv.coded_rows import decoded, encoded
 from tests.kernels.cases import (
     CODES,
     DTYPES,
+    EACH_VARIANT,
     TOLERANCE,
+    VARIANTS,
     Case,
     Shape,
     alone,
@@ -23,9 +25,9 @@ from tests.kernels.cases import (
     requests,
     stored_shapes,
 )
+from tests.matrix import examples, matrix
 from tests.native_attention import NativeAttention
 
-VARIANTS = _native.kernel_variants()
 WINDOWS = st.one_of(st.none(), st.integers(1, 200))
 
 
@@ -45,7 +47,7 @@ def expect_close(found: Tensor, expected: Tensor, case: Case, slack: float = 1.0
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_every_variant_matches_the_reference(data: st.DataObject) -> None:
     shape = data.draw(stored_shapes())
@@ -80,7 +82,7 @@ def test_usual_shapes_match_the_reference(
 
 
 @pytest.mark.parametrize("codes", [None, *CODES])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize(("num_rows", "earlier"), [(1, 1400), (130, 0)])
 def test_bfloat16_is_hardly_worse_than_its_rounding(
     num_rows: int, earlier: int, variant: str, codes: torch.dtype | None
@@ -98,8 +100,8 @@ def test_bfloat16_is_hardly_worse_than_its_rounding(
     assert error < (2**0.5 if codes is None else 1.8) * unavoidable
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=12)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
+@settings(max_examples=examples(12))
 @given(
     shape=stored_shapes(),
     total=st.integers(1, 200),
@@ -119,8 +121,8 @@ def test_bits_do_not_depend_on_the_chunks(
         start = end
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=12)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
+@settings(max_examples=examples(12))
 @given(shape=stored_shapes(), requests=requests(), window=WINDOWS)
 def test_bits_do_not_depend_on_the_batch(
     variant: str, shape: Shape, requests: list[tuple[int, int]], window: int | None
@@ -133,7 +135,7 @@ def test_bits_do_not_depend_on_the_batch(
         assert torch.equal(part, together[starts[r] : starts[r + 1]])
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(shape=stored_shapes(), requests=requests(), num_threads=st.integers(2, 5))
 def test_bits_do_not_depend_on_the_threads(
     shape: Shape, requests: list[tuple[int, int]], num_threads: int
@@ -149,7 +151,7 @@ def test_bits_do_not_depend_on_the_threads(
         _native.set_num_threads(before)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 600])
 def test_bits_do_not_depend_on_how_runs_are_shared_out(
@@ -168,7 +170,7 @@ def test_bits_do_not_depend_on_how_runs_are_shared_out(
     expect_close(one, by_reference(case, window, 0), case)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(shape=stored_shapes(), requests=requests(), data=st.data(), window=WINDOWS)
 def test_only_wanted_rows_are_attended(
     shape: Shape, requests: list[tuple[int, int]], data: st.DataObject, window: int | None
@@ -207,7 +209,7 @@ def test_variants_with_the_same_arithmetic_agree_bit_by_bit(
     assert all(torch.equal(r, results[0]) for r in results)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scores_far_apart(dtype: torch.dtype, variant: str) -> None:
     """Weights that vanish, and a maximum that keeps rising: the online softmax at its limits."""
@@ -216,7 +218,7 @@ def test_scores_far_apart(dtype: torch.dtype, variant: str) -> None:
     expect_close(attend(case, variant=variant), by_reference(case, None, 0), case, slack=100.0)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 def test_nan_in_a_query_reaches_its_row_and_no_other(variant: str) -> None:
     case = make_case(Shape(), [(4, 1070), (1, 9)])
     clean = attend(case, variant=variant)
@@ -227,10 +229,10 @@ def test_nan_in_a_query_reaches_its_row_and_no_other(variant: str) -> None:
     assert torch.equal(found, clean)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("group_size", "num_rows"), [(1, 9), (3, 9), (8, 5), (1, 70)])
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("window", matrix([None, 4], {4}))
 def test_nan_in_a_value_reaches_those_who_see_it_and_no_others(
     variant: str, dtype: torch.dtype, group_size: int, num_rows: int, window: int | None
 ) -> None:
@@ -251,7 +253,7 @@ def test_nan_in_a_value_reaches_those_who_see_it_and_no_others(
         assert torch.equal(found, clean)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("group_size", "num_rows"), [(3, 9), (1, 70)])
 @pytest.mark.parametrize("window", [None, 4])
@@ -274,7 +276,7 @@ def test_a_scale_of_nan_reaches_those_who_see_it_and_no_others(
         assert torch.equal(found, clean)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("codes", CODES)
 def test_small_weights_beside_a_large_one_are_not_lost(codes: torch.dtype, variant: str) -> None:
     """As beside the first token of real models: nearly all the weight, and hardly a value."""

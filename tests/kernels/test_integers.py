@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdserve import _native
 from pdserve.engine.native.linear import (
     LinearResult,
     PackedLinear,
@@ -25,10 +24,10 @@ from pdserve.engine.native.linear import (
 from pdserve.engine.plan.forms import INT8, coded_form
 from pdserve.model_files.coding import Codes, Coding, Rounded
 from tests.codes import CODINGS, random_codes
+from tests.kernels.cases import EACH_VARIANT, VARIANTS
 from tests.kernels.linear_cases import FLOAT_RESULTS, GATED, random_rows, row_counts
+from tests.matrix import examples
 from tests.unpack import unpack
-
-VARIANTS = _native.kernel_variants()
 
 Floats = NDArray[np.float32]
 
@@ -113,7 +112,7 @@ def each_half(ones: Codes, count: int) -> Floats:
     return np.pad(decoded, ((0, 0), (0, count - decoded.shape[1])))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     coding=st.sampled_from(CODINGS),
     num_out=st.integers(1, 40),
@@ -135,7 +134,7 @@ def test_products_have_the_bits_of_the_documented_order_in_every_build(
         assert torch.equal(linear(x, made, out, LinearResult.STORE_FLOAT, variant), expected)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     coding=st.sampled_from([*CODINGS, None]),
     result=st.sampled_from(list(LinearResult)),
@@ -166,7 +165,7 @@ def test_bits_depend_on_the_row_alone_and_not_on_the_build(
             assert torch.equal(found, expected[rows])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("outlier", [1, 100])
 def test_the_error_is_half_a_step_and_outliers_spread_none(outlier: int, variant: str) -> None:
     """Of 8 bits of the largest of 16 inputs, nearly; outliers and those beside them have 16."""

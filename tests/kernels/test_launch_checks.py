@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pdserve import _native
 from tests.kernels.cases import Shape, make_case
+from tests.matrix import matrix
 
 
 def attention_arguments() -> dict[str, Any]:
@@ -111,7 +112,7 @@ def test_the_arguments_work_as_they_are() -> None:
     _native.paged_attention(**attention_arguments())
 
 
-@pytest.mark.parametrize(("name", "value", "error", "message"), ATTENTION_ERRORS)
+@pytest.mark.parametrize(("name", "value", "error", "message"), matrix(ATTENTION_ERRORS, 12))
 def test_attention_refuses(name: str, value: object, error: type[Exception], message: str) -> None:
     arguments = attention_arguments()
     before = arguments["out"].fill_(7.0).clone()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pdserve import _native
 from pdserve.engine.native.linear import LinearResult
 from pdserve.engine.plan.forms import FLOAT32, WeightForm
+from tests.kernels.cases import EACH_VARIANT, VARIANTS
 from tests.kernels.linear_cases import (
     DTYPES,
     GATED,
@@ -22,11 +23,10 @@ from tests.kernels.linear_cases import (
     products,
     row_counts,
 )
+from tests.matrix import examples, matrix
 
-VARIANTS = _native.kernel_variants()
 
-
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(
     product=products(),
     num_rows=row_counts(),
@@ -42,8 +42,8 @@ def test_every_variant_matches_the_reference(
         expect_reference(case.run(variant), case)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("result", list(LinearResult))
+@pytest.mark.parametrize("variant", EACH_VARIANT)
+@pytest.mark.parametrize("result", matrix(list(LinearResult), 2))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", WEIGHT_FORMS)
 def test_long_sums_are_exact_enough_in_every_variant(
@@ -54,7 +54,7 @@ def test_long_sums_are_exact_enough_in_every_variant(
     expect_reference(case.run(variant), case)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(product=products(), num_rows=row_counts(), data=st.data())
 def test_bits_of_a_row_do_not_depend_on_the_others(
     product: Product, num_rows: int, data: st.DataObject
@@ -72,7 +72,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(
             assert torch.equal(case.run(variant, rows=part), together[part])
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(product=products(), num_rows=row_counts(), num_threads=st.integers(2, 5))
 def test_bits_do_not_depend_on_the_threads(
     product: Product, num_rows: int, num_threads: int
@@ -89,7 +89,7 @@ def test_bits_do_not_depend_on_the_threads(
         _native.set_num_threads(before)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("form", WEIGHT_FORMS)
 def test_what_is_not_finite_stays_in_its_row(form: WeightForm, value: float, variant: str) -> None:
@@ -104,7 +104,7 @@ def test_what_is_not_finite_stays_in_its_row(form: WeightForm, value: float, var
         assert torch.equal(found, clean)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_follows_a_row_of_x_does_not_matter(dtype: torch.dtype, variant: str) -> None:
     """An odd number of inputs: the pair's other half belongs to somebody else."""
@@ -115,7 +115,7 @@ def test_what_follows_a_row_of_x_does_not_matter(dtype: torch.dtype, variant: st
         assert torch.equal(case.run(variant, x=wide[:, :33]), case.run(variant))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("result", list(LinearResult))
 def test_nothing_is_written_beside_the_columns(result: LinearResult, variant: str) -> None:
     product = Product(num_out=2 * 37, result=result)

@@ -27,6 +27,7 @@ from pdserve.engine.plan.forms import FLOAT32, coded_form
 from pdserve.model_files.coding import Codes, Coding, Rounded, ScaleType, joined
 from tests.codes import CODINGS, random_codes
 from tests.kernels.linear_cases import DTYPES, GATED, random_rows, row_counts
+from tests.matrix import examples
 from tests.unpack import unpack
 
 VARIANTS = _native.kernel_variants()
@@ -58,7 +59,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     coding=st.sampled_from(CODINGS),
     num_out=st.integers(1, 50).map(lambda n: 2 * n),
@@ -111,7 +112,7 @@ def test_threads_and_long_rows_change_no_bit(dtype: torch.dtype) -> None:
         _native.set_num_threads(before)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     coding=st.sampled_from(CODINGS),
     is_gated=st.booleans(),

@@ -24,6 +24,7 @@ from pdserve.engine.native.linear import (
 )
 from pdserve.engine.plan.forms import BFLOAT16, FLOAT16, FLOAT32, FP8, INT8, WeightForm
 from tests.kernels.linear_cases import DTYPES, WEIGHT_FORMS
+from tests.matrix import examples
 from tests.unpack import unpack
 
 
@@ -79,7 +80,7 @@ def test_int8_of_numbers_that_have_lost_digits() -> None:
     assert bool((found == 127 * 2.0**-149).all())
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     form=st.sampled_from(WEIGHT_FORMS),
     is_gated=st.booleans(),

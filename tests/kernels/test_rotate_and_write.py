@@ -14,9 +14,18 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.kv.coded_rows import encoded
 from pdserve.engine.rope import rotate
-from tests.kernels.cases import CODES, DTYPES, Case, Shape, make_case, requests, shapes
+from tests.kernels.cases import (
+    CODES,
+    DTYPES,
+    EACH_VARIANT,
+    Case,
+    Shape,
+    make_case,
+    requests,
+    shapes,
+)
+from tests.matrix import examples
 
-VARIANTS = _native.kernel_variants()
 EPS = 1e-5
 
 
@@ -84,8 +93,8 @@ def with_even_head_dim(shape: Shape) -> Shape:
     return dataclasses.replace(shape, head_dim=shape.head_dim + shape.head_dim % 2)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=40)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
+@settings(max_examples=examples(40))
 @given(
     data=st.data(),
     shape=shapes().map(with_even_head_dim),
@@ -121,7 +130,7 @@ def test_every_variant_matches_the_reference(
     torch.testing.assert_close(found, expected, atol=0, rtol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_bits_of_a_token_are_its_own(num_threads: int, dtype: torch.dtype, variant: str) -> None:
@@ -148,7 +157,7 @@ def test_bits_of_a_token_are_its_own(num_threads: int, dtype: torch.dtype, varia
     torch.testing.assert_close(together, apart, atol=0, rtol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 def test_a_token_of_nan_spoils_no_other(variant: str) -> None:
     case = make_case(Shape(head_dim=32, dtype=torch.bfloat16), [(3, 0)])
     rows = make_rows(case, has_norms=True)
@@ -160,9 +169,9 @@ def test_a_token_of_nan_spoils_no_other(variant: str) -> None:
     assert torch.equal(rows.qkv[0::2], clean.qkv[0::2])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("codes", CODES)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(shape=shapes().map(with_even_head_dim), requests=requests(), has_norms=st.booleans())
 def test_codes_are_those_of_the_rounded_keys_and_values(
     variant: str,

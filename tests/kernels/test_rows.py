@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pdserve import _native
-from tests.kernels.cases import DTYPES
+from tests.kernels.cases import DTYPES, EACH_VARIANT
+from tests.matrix import examples
 
-VARIANTS = _native.kernel_variants()
 # Every path: whole steps of every instruction set, single vectors, and elements that are left over.
 SIZES = st.one_of(st.integers(1, 70), st.sampled_from([128, 576, 768, 1000, 4097]))
 
@@ -38,9 +38,9 @@ def random_rows(num_rows: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
     ) + 0.5
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(size=SIZES, num_rows=st.integers(0, 40), seed=st.integers(0, 9))
 def test_norm_is_exact_but_for_its_roundings(
     variant: str, dtype: torch.dtype, size: int, num_rows: int, seed: int
@@ -57,7 +57,7 @@ def test_norm_is_exact_but_for_its_roundings(
     )
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_is_the_same_whatever_stands_beside_it(variant: str, dtype: torch.dtype) -> None:
     x, weight = random_rows(300, 777, 0)
@@ -70,9 +70,9 @@ def test_a_row_is_the_same_whatever_stands_beside_it(variant: str, dtype: torch.
     assert rms_norm(damaged, weight, dtype, variant)[::2].isnan().all()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(size=SIZES, seed=st.integers(0, 9))
 def test_lookup_is_that_of_torch(variant: str, dtype: torch.dtype, size: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -85,8 +85,8 @@ def test_lookup_is_that_of_torch(variant: str, dtype: torch.dtype, size: int, se
     assert torch.equal(out, table[ids].float() * 25.25)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=20)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
+@settings(max_examples=examples(20))
 @given(size=SIZES, cap=st.sampled_from([1.0, 30.0]), seed=st.integers(0, 9))
 def test_numbers_are_kept_within_a_cap(variant: str, size: int, cap: float, seed: int) -> None:
     x, _ = random_rows(5, size, seed)

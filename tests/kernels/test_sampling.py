@@ -23,10 +23,11 @@ from pdserve.engine.request import Request, SampledToken
 from pdserve.engine.sampling.sampler import sample_natively
 from pdserve.engine.sampling.torch_sampler import sample_by_torch
 from pdserve.shared.errors import NoTokenLeft, RequestsFailed, UnusableLogits
+from tests.kernels.cases import EACH_VARIANT, VARIANTS
 from tests.kernels.sampling_cases import EOS, FILTERS, SIZES, logits, make_row, rows
+from tests.matrix import examples
 from tests.requests import make_request
 
-VARIANTS = _native.kernel_variants()
 LARGE = 151_936
 
 
@@ -58,7 +59,7 @@ def with_seeds(request: Request, num: int) -> list[Request]:
     ]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(row=logits(), requests=rows())
 def test_tokens_are_those_of_torch(row: Tensor, requests: list[Request]) -> None:
     """Exactly: both do the same arithmetic."""
@@ -71,7 +72,7 @@ def test_tokens_are_those_of_torch(row: Tensor, requests: list[Request]) -> None
     assert torch.equal(batch, row.repeat(len(draws), 1)), "logits stay as they are"
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(row=logits(), requests=rows(with_logprobs=True), data=st.data())
 def test_masked_tokens_are_those_of_torch(
     row: Tensor, requests: list[Request], data: st.DataObject
@@ -159,7 +160,7 @@ def test_tokens_of_a_large_vocabulary_are_those_of_torch(spread: float) -> None:
         assert natively(batch, requests, variant) == expected, variant
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("vocab_size", SIZES)
 def test_the_likeliest_token_wherever_it_is(vocab_size: int, variant: str) -> None:
     places = sorted({0, vocab_size // 3, vocab_size // 2, vocab_size - 1})
@@ -171,7 +172,7 @@ def test_the_likeliest_token_wherever_it_is(vocab_size: int, variant: str) -> No
     assert [token.token_id for token in tokens] == places
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_one_bad_logit_anywhere_is_found(poison: float, temperature: float, variant: str) -> None:
@@ -185,7 +186,7 @@ def test_one_bad_logit_anywhere_is_found(poison: float, temperature: float, vari
     assert natively(batch, requests, variant) == [str(i) for i in range(len(places))]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(row=logits(), requests=rows(with_logprobs=True))
 def test_logprobs_are_those_of_the_model(row: Tensor, requests: list[Request]) -> None:
     expected = row.double().log_softmax(dim=-1)
@@ -214,7 +215,7 @@ def test_the_likeliest_of_a_large_vocabulary(num_top: int) -> None:
     assert token.logprobs.top_ids == order[:num_top].tolist()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(batch=st.lists(logits(), min_size=1, max_size=5), requests=rows(with_logprobs=True))
 def test_a_row_depends_on_itself_alone(batch: list[Tensor], requests: list[Request]) -> None:
     """Not on the rows beside it, on their number, or on who was there before."""
@@ -259,7 +260,7 @@ def test_variants_agree_on_logprobs_nearly() -> None:
         assert token.logprobs.chosen == pytest.approx(results[0].logprobs.chosen, rel=1e-6)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 @pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-38, 1e308])
 def test_a_temperature_at_the_limits_of_float(temperature: float, variant: str) -> None:
     """As good as greedy, or as good as uniform: some token in any case."""

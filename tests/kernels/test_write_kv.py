@@ -12,10 +12,11 @@ from pdserve.engine.attention import LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.kv.coded_rows import decoded, encoded
 from tests.kernels.cases import CODES, DTYPES, Shape, make_case, requests, stored_shapes, strided
+from tests.matrix import examples, matrix
 from tests.native_attention import NativeAttention
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data(), shape=stored_shapes(), requests=requests(), is_strided=st.booleans())
 def test_matches_the_reference(
     data: st.DataObject, shape: Shape, requests: list[tuple[int, int]], is_strided: bool
@@ -64,8 +65,8 @@ NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 @pytest.mark.parametrize("codes", CODES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=100)
+@pytest.mark.parametrize("dtype", matrix(DTYPES, 1))
+@settings(max_examples=examples(100))
 @given(row=st.lists(NUMBERS, min_size=1, max_size=70), scale=st.sampled_from([1.0, 1e-41, 0.0]))
 def test_codes_are_the_reference_s_bit_by_bit(
     codes: torch.dtype, dtype: torch.dtype, row: list[float], scale: float

@@ -402,6 +402,7 @@ TestHandoffs = HandoffMachine.TestCase
 TestHandoffs.settings = SETTINGS
 
 
+@pytest.mark.long
 def test_these_random_walks_can_fail() -> None:
     until_found = settings(
         SETTINGS, max_examples=1000, phases=[Phase.generate], report_multiple_bugs=False

@@ -20,8 +20,8 @@ from tests.model.world import Violation
 
 WORLDS = [
     Config("messages arrive in any order, and a node is lost", crashes=1),
-    Config("the stream moves, and a node is lost", moves=1, crashes=1, in_order=True),
     Config("the stream is taken over, and a node is lost", takeovers=1, crashes=1, in_order=True),
+    Config("the stream moves, and a node is lost", moves=1, crashes=1, in_order=True),
     Config("messages arrive in any order, and a node that is not lost is taken for it", cuts=1),
     Config("messages arrive in any order, and the stream moves", moves=1, cancels=True),
     Config("a node and its replacement are lost", crashes=2, in_order=True),
@@ -58,7 +58,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("config", matrix(WORLDS, 3), ids=lambda config: config.name)
+@pytest.mark.parametrize("config", matrix(WORLDS, 2), ids=lambda config: config.name)
 def test_a_stream_goes_on_wherever_it_is(config: Config) -> None:
     assert Search(StreamRules(config)).run().num_worlds > 200, "hardly anything can happen"
 
@@ -67,7 +67,7 @@ def test_every_mutation_has_a_case() -> None:
     assert set(CASES) == set(Mutation)
 
 
-@pytest.mark.parametrize("mutation", matrix(CASES, 5), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", matrix(CASES, 4), ids=lambda mutation: mutation.name)
 def test_a_wrong_protocol_is_found(mutation: Mutation) -> None:
     config, what = CASES[mutation]
     with pytest.raises(Violation, match=what) as violation:

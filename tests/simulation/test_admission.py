@@ -7,6 +7,7 @@ import pytest
 from pdserve.commands.simulation.call import Call
 from pdserve.protocol import Slo
 from pdserve.settings.config import PolicyConfig
+from tests.matrix import matrix
 from tests.simulation.machines import ONE_CORE_25M
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
@@ -36,6 +37,7 @@ def test_goodput_at_twice_the_capacity_is_near_its_peak():
     assert goodput[2.0] > 0.9 * max(goodput.values())
 
 
+@pytest.mark.long
 def test_without_admission_goodput_collapses():
     """Everything is late at twice the capacity: first come, first served, in the largest batches.
 
@@ -47,6 +49,7 @@ def test_without_admission_goodput_collapses():
     assert refusing.goodput > 2.5 * open_to_all.goodput
 
 
+@pytest.mark.long
 def test_policies_that_put_the_hopeless_last_bear_an_overload_even_without_admission():
     refusing, open_to_all = (served(2.0, POLICY, admission) for admission in (True, False))
     assert open_to_all.goodput > 2.5 * served(2.0, BASELINE, False).goodput
@@ -94,7 +97,7 @@ def test_a_wrong_profile_is_corrected_before_it_costs_much(wrong_by: float):
     assert wrong.goodput > 0.85 * served(1.5, POLICY, True).goodput
 
 
-@pytest.mark.parametrize("mode", ["colocated", "adaptive"])
+@pytest.mark.parametrize("mode", matrix(["colocated", "adaptive"], 1))
 def test_no_mode_collapses_in_an_overload(mode):
     def goodput(times: float) -> float:
         num_prefill = 1 if mode == "adaptive" else 0

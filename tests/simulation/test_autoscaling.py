@@ -301,6 +301,7 @@ def test_three_times_the_load_is_answered_by_a_flip_then_by_standby_then_by_new_
     assert world.queue_s < TTFT_S * world.ready(P)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rate", "noise"), matrix([(7.0, 0.15), (1.0, 0.0), (17.0, 0.15)], 1))
 def test_an_hour_of_the_same_load_settles_and_stays(rate: float, noise: float) -> None:
     world = World(Scale(1, 6), {P: 2, D: 2}, Load(rate=rate, prompt_s=0.1, noise=noise))

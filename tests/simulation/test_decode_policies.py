@@ -36,6 +36,7 @@ def essays(per_s: float) -> list[Call]:
 # ---- the size of the batch ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_batch_no_larger_than_promises_allow_keeps_them_under_load():
     """More calls arrive than can be served in time: a large batch makes all of them late."""
     largest = decode_only(chats(4.5), decode_policy("max-batch")).score
@@ -44,6 +45,7 @@ def test_a_batch_no_larger_than_promises_allow_keeps_them_under_load():
     assert capped.tokens_per_s > 0.85 * largest.tokens_per_s
 
 
+@pytest.mark.long
 def test_the_cap_costs_nothing_when_there_is_little_to_do():
     largest = decode_only(chats(2), decode_policy("max-batch")).score
     capped = decode_only(chats(2), decode_policy("tpot-cap")).score
@@ -61,6 +63,7 @@ def test_steps_stay_below_the_cap_even_with_a_wrong_profile():
         assert run.score.gap_s(95) < 0.06
 
 
+@pytest.mark.long
 def test_relaxed_streams_skip_steps_for_tight_ones():
     tight, relaxed = Slo(name="tight", tpot_s=0.04), Slo(name="relaxed", tpot_s=0.2)
     load = merged(
@@ -76,6 +79,7 @@ def test_relaxed_streams_skip_steps_for_tight_ones():
     assert scores["slack-batch"].of_class("relaxed").tpot_attainment > 0.98
 
 
+@pytest.mark.long
 def test_batches_that_run_to_their_end_lose_to_those_made_anew_at_each_step():
     static = decode_only(chats(3), decode_policy("static")).score
     continuous = decode_only(chats(3), decode_policy("max-batch")).score
@@ -86,6 +90,7 @@ def test_batches_that_run_to_their_end_lose_to_those_made_anew_at_each_step():
 # ---- room to grow ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_room_to_grow_saves_preemptions():
     runs = {
         name: decode_only(essays(2), decode_policy("max-batch", name), LITTLE_MEMORY)

@@ -48,7 +48,7 @@ def alice(policy: PrefillPolicyName, flood: float, priority: int, admission: boo
     return run.score.of_class("alice")
 
 
-@pytest.mark.parametrize("policy", ["fcfs-budget", "sjf-aging", "edf-slack"])
+@pytest.mark.parametrize("policy", matrix(["fcfs-budget", "sjf-aging", "edf-slack"], 1))
 def test_a_flood_of_equals_delays_the_other_by_less_than_a_fifth(policy: PrefillPolicyName):
     """Bob's 10x are four times what one prefill node can do; only his calls are refused."""
     calm, flooded = alice(policy, 1, 0, True), alice(policy, 10, 0, True)
@@ -56,7 +56,7 @@ def test_a_flood_of_equals_delays_the_other_by_less_than_a_fifth(policy: Prefill
     assert flooded.attainment > 0.95
 
 
-@pytest.mark.parametrize("policy", ["fcfs-budget", "edf-slack"])
+@pytest.mark.parametrize("policy", matrix(["fcfs-budget", "edf-slack"], 1))
 def test_a_flood_from_below_does_not_reach_the_ones_above(policy: PrefillPolicyName):
     calm, flooded = alice(policy, 1, 1, True), alice(policy, 10, 1, True)
     assert flooded.ttft_s(99) < ROBBED * max(calm.ttft_s(99), 0.5)
@@ -71,7 +71,7 @@ def test_shares_hold_on_the_nodes_alone():
 
 
 @pytest.mark.parametrize("mode", matrix(NODES, 1))
-@pytest.mark.parametrize("payers", PAYERS.values(), ids=PAYERS)
+@pytest.mark.parametrize("payers", matrix([(each,) for each in PAYERS.values()], 1), ids=PAYERS)
 def test_a_flood_of_an_equal_does_not_delay_another_in_any_mode(
     payers: tuple[Slo, Slo], mode: Mode
 ):
@@ -113,6 +113,7 @@ def test_long_answers_that_fill_all_places_do_not_shut_an_equal_out(mode: Mode):
     assert max(max(outcome.gaps_s) for outcome in of_bob) < 0.5
 
 
+@pytest.mark.long  # those with promises do by default
 def test_tenants_without_promises_share_the_line_by_weight():
     """Both exceed the capacity, and wait in the coordinator."""
     batch = [Slo(name="batch", tenant=t, weight=w) for t, w in (("alice", 2.0), ("bob", 1.0))]

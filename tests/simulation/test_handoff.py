@@ -29,7 +29,7 @@ def pair(load: list[Call], prefill: Machine, decode: Machine, policy: PolicyConf
     return scored(cluster, Straight(cluster, source, target), load)
 
 
-@pytest.mark.parametrize("policy", ["fcfs-budget", "sjf-aging", "edf-slack", "buckets"])
+@pytest.mark.parametrize("policy", matrix(["fcfs-budget", "sjf-aging", "edf-slack", "buckets"], 1))
 @pytest.mark.parametrize("num_kv_tokens", matrix([9 * 1024, 16 * 1024], 1))
 def test_unpulled_kv_holds_prompts_back_and_nothing_gets_stuck(policy, num_kv_tokens):
     """Both pools hold little more than the longest prompt, and decoding is the bottleneck."""
@@ -40,7 +40,7 @@ def test_unpulled_kv_holds_prompts_back_and_nothing_gets_stuck(policy, num_kv_to
     assert len(score.served) == len(load)
 
 
-@pytest.mark.parametrize("policy", ["max-batch", "tpot-cap", "slack-batch", "static"])
+@pytest.mark.parametrize("policy", matrix(["max-batch", "tpot-cap", "slack-batch", "static"], 1))
 @pytest.mark.parametrize("headroom", matrix(["greedy", "reserve-static", "reserve-dynamic"], 1))
 def test_every_decode_policy_ends_everything_with_little_memory(policy, headroom):
     tiny = replace(A100_13B, num_kv_tokens=5 * 1024, block_size=16, max_batch_size=8)

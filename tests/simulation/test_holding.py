@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pdserve.protocol import Slo
 from pdserve.settings.config import PolicyConfig
 from tests.simulation.scenarios import fleet
@@ -21,6 +23,7 @@ def served(hold_s: float, rate: float = 6, tpot_s: float = 0.035, long: int = 80
     return fleet(1, 1, "disaggregated", merged(chats, longs), PolicyConfig()).score
 
 
+@pytest.mark.long
 def test_held_back_while_decode_nodes_are_full_more_promises_are_kept():
     at_once, held = served(0.0), served(5.4)
     assert at_once.tpot_attainment < 0.85

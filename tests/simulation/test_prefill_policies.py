@@ -44,6 +44,7 @@ def test_shortest_first_shortens_the_mean_wait_when_a_few_prompts_are_very_long(
     assert sjf.ttft_s(50) < 0.4 * fcfs.ttft_s(50)
 
 
+@pytest.mark.long
 def test_shortest_first_starves_nobody_even_when_short_prompts_never_stop_coming():
     """Short prompts alone exceed the node's capacity; a long one comes now and then."""
     load = merged(
@@ -69,6 +70,7 @@ def test_least_slack_keeps_mixed_promises_near_saturation():
     assert edf.ttft_attainment > 0.98
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", matrix([2.0, 1.5], 1))
 def test_least_slack_does_not_collapse_in_an_overload(times):
     """With the same target for all, plain EDF is first come, first served."""

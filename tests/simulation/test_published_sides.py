@@ -21,6 +21,7 @@ from pdserve.settings.config import (
 )
 from pdserve.settings.struct import ConfigStruct
 from pdserve.shared.errors import ConfigError
+from tests.matrix import matrix
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import fleet
 from tests.simulation.score import Score
@@ -73,6 +74,7 @@ def test_deflected_prompts_do_not_wait_for_prefill_nodes() -> None:
     assert deflected.tpot_attainment > 0.99
 
 
+@pytest.mark.long
 def test_a_threshold_on_uncached_tokens_raises_throughput() -> None:
     """The paper: up to 54 % more; its prefill nodes are elsewhere, and here they are too few."""
     before, by_length = crowded(*HANDED_OFF), crowded("adaptive", "prfaas")
@@ -80,12 +82,14 @@ def test_a_threshold_on_uncached_tokens_raises_throughput() -> None:
     assert by_length.attainment > 1.1 * before.attainment
 
 
+@pytest.mark.long
 def test_placed_conversations_are_sooner_than_placed_turns() -> None:
     """The paper: P95 of the time to the first token 51 % less."""
     before, placed = later_turns(talking(*HANDED_OFF)), later_turns(talking("adaptive", "conserve"))
     assert placed.ttft_s(95) < 0.5 * before.ttft_s(95)
 
 
+@pytest.mark.long
 def test_weighed_later_turns_are_sooner_and_keep_their_tpot() -> None:
     """The paper: TTFT of later turns 68 % less; unlike placed ones, they shun full nodes."""
     before, weighed = later_turns(talking(*HANDED_OFF)), later_turns(talking("adaptive", "ppd"))
@@ -95,7 +99,7 @@ def test_weighed_later_turns_are_sooner_and_keep_their_tpot() -> None:
     assert weighed.tpot_s(95) < placed.tpot_s(95)
 
 
-@pytest.mark.parametrize("router", ["conserve", "ppd"])
+@pytest.mark.parametrize("router", matrix(["conserve", "ppd"], 1))
 def test_first_turns_are_handed_off(router: RouterName) -> None:
     """Without conversations, these two are disaggregated mode."""
     assert crowded("adaptive", router).attainment == crowded(*HANDED_OFF).attainment

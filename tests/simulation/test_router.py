@@ -54,16 +54,19 @@ def test_prediction_is_best_for_uneven_prompts(other: RouterName):
     assert uneven("predicted").ttft_attainment >= uneven(other).ttft_attainment
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("other", matrix(OTHERS, 1))
 def test_prediction_is_far_better_where_prompts_begin_alike(other: RouterName):
     assert shared("predicted").mean_ttft_s < 0.2 * shared(other).mean_ttft_s
     assert shared("predicted").hit_rate > 2 * shared(other).hit_rate
 
 
+@pytest.mark.long
 def test_prediction_balances_hits_against_queues_better_than_affinity():
     assert shared("predicted").mean_ttft_s < 0.8 * shared("prefix-affinity").mean_ttft_s
 
 
+@pytest.mark.long
 def test_a_choice_of_two_is_much_better_than_one():
     assert uneven("power-of-two").mean_ttft_s < 0.6 * uneven("random").mean_ttft_s
     assert uneven("power-of-two").ttft_s(99) < 0.8 * uneven("random").ttft_s(99)

@@ -89,7 +89,7 @@ def slowed(role: NodeRole, per_s: float, slow_s: float, end_s: float) -> Run:
     return Run(score, [node for node in nodes if node.role is role])
 
 
-@pytest.mark.parametrize("role", NodeRole)
+@pytest.mark.parametrize("role", matrix(NodeRole, 1))
 @pytest.mark.parametrize("per_s", matrix([4.0, 16.0], 1))
 def test_it_is_given_less_within_seconds(role: NodeRole, per_s: float) -> None:
     """No more than it is worth; and it is asked again and again whether that is still so."""
@@ -100,7 +100,7 @@ def test_it_is_given_less_within_seconds(role: NodeRole, per_s: float) -> None:
     assert 0 < run.share(SLOW_S + FORGET_S, end_s) < FAIR / SLOWER
 
 
-@pytest.mark.parametrize("role", NodeRole)
+@pytest.mark.parametrize("role", matrix(NodeRole, 1))
 @pytest.mark.parametrize("per_s", matrix([4.0, 16.0], 1))
 def test_a_slow_spell_is_forgotten(role: NodeRole, per_s: float) -> None:
     back_s = SLOW_S + SPELL_S + FORGET_S + NOTICED_S

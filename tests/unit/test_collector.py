@@ -29,6 +29,7 @@ class Circle:
         self.itself = self
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("collector_off")
 def test_only_what_comes_later_is_looked_at() -> None:
     gc.unfreeze()

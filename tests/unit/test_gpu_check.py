@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdserve.commands.cli.main import build_parser
+from tests.matrix import matrix
 from tools.gpu_check.__main__ import Phase, interpreted, json_in, phases, run_phase
 
 SHORT = ("doctor", "step", "transfer")  # what the others start is tested elsewhere
@@ -24,7 +25,7 @@ def test_every_command_exists(has_gpu: bool, num_gpus: int) -> None:
     assert ("step-ranks" in [phase.name for phase in found]) == (not has_gpu or num_gpus > 1)
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", matrix(SHORT, {"transfer"}))
 def test_phases_run_and_report(name: str, tmp_path: Path) -> None:
     (phase,) = (phase for phase in phases(has_gpu=False) if phase.name == name)
     assert run_phase(phase, sys.executable, tmp_path) == ""

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from pdserve.shared.process.signals import FORCED
+from tests.matrix import matrix
 
 PROCESS = """
 import asyncio, sys, threading
@@ -37,7 +38,7 @@ uvloop.run(live(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("second", matrix([signal.SIGTERM, signal.SIGINT], 1))
 async def test_a_second_signal_ends_a_process_whatever_it_is_busy_with(second) -> None:
     codes = {
         "a thread that it waits for": FORCED,

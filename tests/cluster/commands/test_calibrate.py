@@ -52,6 +52,7 @@ async def test_a_live_cluster_is_calibrated_and_simulated(
     assert load_calibration(str(file)) == found
 
 
+@pytest.mark.long
 async def test_nodes_that_differ_are_not_calibrated_together(fleet: Fleet) -> None:
     with pytest.raises(CalibrationError, match="another kind of node than the others"):
         await asyncio.to_thread(calibrating.measured, CalibrateConfig(url=fleet.url))

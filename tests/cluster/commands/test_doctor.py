@@ -92,6 +92,7 @@ async def test_a_node_that_is_killed_is_missed_until_it_is_back(
     assert not [f for f in await diagnose([fleet.url]) if f.level is Level.PROBLEM]
 
 
+@pytest.mark.long
 async def test_a_node_that_is_paused_leaves_its_pool_empty(fleet: Fleet) -> None:
     fleet.send_signal("decode-0", signal.SIGSTOP)
     try:

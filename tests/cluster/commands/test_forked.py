@@ -16,6 +16,7 @@ from pdserve.settings.config import ProfileConfig
 SECRET = "of-clients"
 
 
+@pytest.mark.long  # others would fail, too
 async def test_forked_nodes_are_as_if_they_had_been_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -194,6 +194,7 @@ async def test_the_ports_are_those_that_are_told(cluster: Cluster) -> None:
         assert cluster.hosts[name].open_ports() == guide.ports(name)
 
 
+@pytest.mark.long  # ranks on two hosts serve by default
 async def test_a_node_over_both_hosts_serves(cluster: Cluster) -> None:
     a, b = cluster.hosts["A"], cluster.hosts["B"]
     settings = (b.home / "decode.toml").read_text().replace("801", "0 #")

@@ -48,7 +48,11 @@ class Served:
     reference: Reference
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=matrix(FAMILIES, 2))
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="session",
+    params=matrix(FAMILIES, {"gemma3, qk-norm, windows, two ropes"}),
+)
 async def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Served]:

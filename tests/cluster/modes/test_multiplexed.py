@@ -115,6 +115,7 @@ def sampled(index: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long  # crowds are compared in test_exactness.py
 async def test_a_crowd_that_is_preempted_gets_what_it_gets_on_a_co_located_node(
     fleet: Fleet, client: Client, colocated: Client
 ) -> None:
@@ -142,6 +143,7 @@ async def test_a_prefix_that_a_stream_uses_is_shared(client: Client, colocated: 
         assert output.num_cached_tokens >= (len(prompt) - 1) // BLOCK * BLOCK
 
 
+@pytest.mark.long  # over a handoff it is in test_structured.py
 async def test_a_grammar_is_followed_from_one_phase_to_the_other(
     client: Client, colocated: Client
 ) -> None:
@@ -171,6 +173,7 @@ async def test_several_answers_to_one_prompt(client: Client, colocated: Client) 
 # ---- cores ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long  # threads do in tests/kernels/test_core_split.py
 async def test_phases_share_the_cores_while_both_compute_and_have_all_of_them_alone(
     fleet: Fleet, client: Client, tiny_checkpoint: Path
 ) -> None:

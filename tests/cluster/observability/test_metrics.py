@@ -12,6 +12,7 @@ from tests.cluster.client import Client
 from tests.cluster.fleet import SETTLE_S, Fleet, poll, read_gauges
 
 
+@pytest.mark.long
 async def test_metrics_can_be_read_all_the_time(fleet: Fleet, client: Client) -> None:
     """Gauges are computed while they are read, from queues that change with every message."""
     urls = [f"http://{address}/metrics" for address in (await fleet.metrics_addresses()).values()]

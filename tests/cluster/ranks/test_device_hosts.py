@@ -27,6 +27,8 @@ from tests.cluster.ranks.ranked_nodes import (
 
 LENGTHS = (1, 17, 336)
 NUM_STREAMED = 120  # of the streams that move
+# By default the same nodes are compared in one process, and ranks of one pool as a cluster.
+pytestmark = pytest.mark.long
 
 
 def fork_ranks() -> None:
@@ -110,7 +112,6 @@ async def test_a_lost_host_ends_its_node_and_its_streams_go_on(
     await check_lost_host(ranked, "decode-0", hosts[1], 2, NUM_STREAMED)
 
 
-@pytest.mark.long  # ranks of one pool do it by default
 async def test_a_host_waits_for_its_node_to_come_back(
     ranked: Fleet, hosts: list[RankHost], reference: Reference
 ) -> None:

@@ -24,7 +24,7 @@ from tests.cluster.ranks.ranked_nodes import (
     config_of_pairs,
 )
 
-pytestmark = pytest.mark.long  # ranks on two hosts do the same by default
+pytestmark = pytest.mark.long  # nodes in one process do the same by default
 
 LENGTHS = (1, 17, 100, 336)
 NUM_STREAMED = 120  # of the streams that move

@@ -97,17 +97,19 @@ async def test_ranks_of_one_host_and_of_several_serve_adapters(
         await sdk.post("/unload_lora_adapter", cast_to=str, body={"lora_name": "a"})
 
 
+@pytest.mark.long  # in one process it ends the steps by default
 async def test_a_killed_rank_ends_its_node_and_its_streams_go_on(ranked: Fleet) -> None:
     await check_killed_rank(ranked, "decode-0", 3, NUM_STREAMED)
 
 
-@pytest.mark.long  # hosts of ranks with KV of their own do it by default
+@pytest.mark.long  # in one process it ends the node by default
 async def test_a_lost_host_ends_its_node_and_its_streams_go_on(
     ranked: Fleet, hosts: list[RankHost]
 ) -> None:
     await check_lost_host(ranked, "decode-1", hosts[1], 1, NUM_STREAMED)
 
 
+@pytest.mark.long  # in one process a host outlives its node by default
 async def test_a_host_waits_for_its_node_to_come_back(
     ranked: Fleet, hosts: list[RankHost], reference: Reference
 ) -> None:

@@ -58,6 +58,7 @@ def with_chats(per_s: float, mode: Mode) -> Score:
     return served(chats(per_s), 2, mode, SMALL_BATCHES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("per_s", "share"), matrix([(2.5, 0.95), (3.0, 0.9)], 1))
 def test_long_prompts_and_a_tight_tpot_are_for_two_pools(per_s: float, share: float):
     """Near saturation, whole requests on prefill nodes cost pairs some of their prefill speed."""
@@ -75,6 +76,7 @@ def test_short_prompts_and_a_loose_tpot_are_for_one_pool(per_s: float):
     assert with_chats(per_s, "adaptive").goodput > 0.95 * together.goodput
 
 
+@pytest.mark.long
 def test_adaptive_borrows_decode_nodes_when_there_are_too_few_for_prompts():
     """One node of four prefills, which is too few."""
     load = documents(2.5)
@@ -115,6 +117,7 @@ def worst_of_two_kinds(
     return min(kind.attainment for kind in kinds if kind.outcomes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rates", [(4.0, 0.5), (4.8, 0.6)])
 def test_adaptive_keeps_up_with_the_better_mode_on_long_prompts_between_chats(
     rates: tuple[float, float],
@@ -135,12 +138,14 @@ BUS = Sharing(
 )
 
 
+@pytest.mark.long
 def test_adaptive_does_not_have_both_nodes_decode_where_they_share_one_memory_bus():
     """Decode steps take much longer then: less is decoded, and prompts get less of a node."""
     apart = worst_of_two_kinds(3.0, 0.25, "disaggregated", BUS)
     assert worst_of_two_kinds(3.0, 0.25, "adaptive", BUS) >= 0.95 * apart
 
 
+@pytest.mark.long
 def test_a_loose_promise_has_both_nodes_decode_also_on_one_memory_bus():
     """Large steps within a loose TPOT leave time for more places on two nodes than on one."""
     slo = Slo(name="short", ttft_s=0.7, tpot_s=0.015, hold_s=0.63)
@@ -154,6 +159,7 @@ def test_a_loose_promise_has_both_nodes_decode_also_on_one_memory_bus():
     assert adaptive > 0.95 * together
 
 
+@pytest.mark.long
 def test_under_overload_prompts_do_not_wait_for_places_that_handoffs_take():
     """On the decode node, one whose prompt is computed goes before one whose prompt is not."""
     slo = Slo(name="mixed", ttft_s=7.0, tpot_s=0.006, hold_s=6.3)
@@ -166,7 +172,7 @@ def test_under_overload_prompts_do_not_wait_for_places_that_handoffs_take():
     assert adaptive >= 0.92 * apart
 
 
-@pytest.mark.parametrize("tpot_s", [0.006, 0.024])
+@pytest.mark.parametrize("tpot_s", matrix([0.006, 0.024], 1))
 def test_long_prompts_alone_do_not_harm_each_other_where_nodes_do_both(tpot_s: float):
     """Answers are short: a step of another request's prompt could take most of their time."""
     slo = Slo(name="long", ttft_s=7.0, tpot_s=tpot_s)

@@ -28,6 +28,7 @@ def test_streams_at_risk_flow_and_the_promise_is_kept() -> None:
     assert run.score.attainment > 0.95
 
 
+@pytest.mark.long
 def test_streams_with_slack_stay_on_prefill_nodes() -> None:
     """There they leave the decode nodes to others, and large chunks save time."""
     load = loose_documents(3.0)
@@ -38,6 +39,7 @@ def test_streams_with_slack_stay_on_prefill_nodes() -> None:
     assert run.score.attainment > 0.99
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("other", matrix(["disaggregated", "adaptive", "colocated"], 1))
 def test_it_is_none_of_the_other_modes(other: str) -> None:
     load = documents(2.5)

@@ -207,6 +207,7 @@ def test_other_numbers_of_prefill_than_of_decode_nodes_are_refused(
     assert "as many of each" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_command_compares_it_with_other_modes(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--modes disaggregated,multiplexed --prefill 2 --decode 2 --rates 2 --requests 10"
     assert main(["simulate", *flags.split()]) == 0

@@ -10,6 +10,7 @@ from pdserve.commands.simulation.machine import scaled
 from pdserve.protocol import Slo
 from pdserve.settings.config import Mode, PolicyConfig
 from pdserve.shared.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
+from tests.matrix import matrix
 from tests.simulation.compare_modes import BUS, COMPARED, MIXTURES, NODES
 from tests.simulation.machines import ONE_CORE_53M
 from tests.simulation.scenarios import fleet
@@ -35,7 +36,7 @@ def burst(mode: Mode, slower: float) -> Score:
     return fleet(*NODES[mode], mode, load, PolicyConfig(), machine, admission=True).score
 
 
-@pytest.mark.parametrize("slower", [1.0, 8.0])
+@pytest.mark.parametrize("slower", matrix([1.0, 8.0], 1))
 @pytest.mark.parametrize("mode", NODES)
 def test_nobody_is_refused_that_could_be_served(mode: Mode, slower: float) -> None:
     score = burst(mode, slower)
@@ -43,7 +44,7 @@ def test_nobody_is_refused_that_could_be_served(mode: Mode, slower: float) -> No
     assert len(score.served) == 64
 
 
-@pytest.mark.parametrize("mode", NODES)
+@pytest.mark.parametrize("mode", matrix(NODES, {"adaptive"}))
 def test_batches_still_keep_a_usable_pace(mode: Mode) -> None:
     """On a machine where sixty-four streams at once would take 0.5 s a token."""
     crowd = ONE_CORE_53M.perf(16.0).decode_s(64, 64 * 544)
@@ -54,6 +55,7 @@ def test_batches_still_keep_a_usable_pace(mode: Mode) -> None:
         assert score.mean_tpot_s < 1.1 * DEFAULT_TPOT_S
 
 
+@pytest.mark.long
 def test_adaptive_mode_is_as_good_as_the_better_one_without_promises() -> None:
     """By the whole time of a request: neither TTFT nor TPOT alone is what anybody asked for."""
     load = [replace(call, slo=SLO) for call in MIXTURES["12 chats to 1 long"].load(2.4, seed=0)]

@@ -26,6 +26,7 @@ from tests.fakes.runner import (
     expected_output,
     next_token,
 )
+from tests.matrix import examples
 from tests.requests import make_request
 from tests.unit.decode_node.batches import BLOCK, linear_perf
 
@@ -170,7 +171,7 @@ arrivals = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     arrivals=st.lists(arrivals, min_size=1, max_size=14),
     policy=st.sampled_from(get_args(DecodePolicyName)),

@@ -6,6 +6,7 @@ import jinja2
 import pytest
 
 from pdserve.demo_model import CHECKPOINT_PATH
+from tests.matrix import matrix
 from tools.demo_model.skills import stories
 
 MAX_BYTES = 8 * 2**20
@@ -24,7 +25,7 @@ def test_the_configuration_suits_older_and_newer_readers():
 
 @pytest.mark.parametrize(
     ("question", "expected"),
-    [
+    matrix([
         ("What is 47 + 38?", "47 + 38 = 85."),
         ("What is 90 minus 4?", "90 - 4 = 86."),
         ("What is 7 times 8?", "7 × 8 = 56."),
@@ -40,7 +41,7 @@ def test_the_configuration_suits_older_and_newer_readers():
         ("How do you say school in French?", "The French word for school is école."),
         ("Spell cat.", "Cat is spelled c a t."),
         ("Hello!", "Hello! How can I help you?"),
-    ],
+    ], 4),
 )  # fmt: skip
 def test_it_answers(answer, question, expected):
     assert answer(question) == expected
@@ -50,9 +51,12 @@ def test_it_knows_who_it_is(answer):
     assert answer("Who are you?").startswith("I am the pdserve demo model")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "request_",
-    ["Tell me a story about a fox and a river.", "Write a story about a girl and a key."],
+    matrix(
+        ["Tell me a story about a fox and a river.", "Write a story about a girl and a key."], 1
+    ),
 )
 def test_it_tells_stories(answer, request_):
     assert stories.answers_request(answer(request_), request_)

@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from tests.matrix import matrix
+
 CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>")
 
 
@@ -33,7 +35,7 @@ PERSON = {
 
 @pytest.mark.parametrize(
     ("question", "expected"),
-    [("What is the capital of France?", "Paris"), ("What is 7 plus 5?", 12)],
+    matrix([("What is the capital of France?", "Paris"), ("What is 7 plus 5?", 12)], 1),
 )
 def test_it_answers_in_json(answer, question, expected):
     assert json.loads(answer(question, system="Answer in JSON.")) == {"answer": expected}
@@ -49,15 +51,18 @@ def test_it_extracts_what_a_schema_asks_for(answer):
 
 @pytest.mark.parametrize(
     ("question", "calls"),
-    [
-        ("What is the weather in Paris?", [("get_weather", {"city": "Paris"})]),
-        ("What is 123 plus 456?", [("add", {"a": 123, "b": 456})]),
-        (
-            "What is the weather in Rome and in Oslo?",
-            [("get_weather", {"city": "Rome"}), ("get_weather", {"city": "Oslo"})],
-        ),
-        ("Tell me about yourself.", []),
-    ],
+    matrix(
+        [
+            ("What is the weather in Paris?", [("get_weather", {"city": "Paris"})]),
+            ("What is 123 plus 456?", [("add", {"a": 123, "b": 456})]),
+            (
+                "What is the weather in Rome and in Oslo?",
+                [("get_weather", {"city": "Rome"}), ("get_weather", {"city": "Oslo"})],
+            ),
+            ("Tell me about yourself.", []),
+        ],
+        2,
+    ),
 )
 def test_it_calls_the_function_that_fits(reply, question, calls):
     text = reply([{"role": "user", "content": question}], [WEATHER, ADD])

@@ -49,6 +49,7 @@ def test_the_evaluation_stands_beside_the_weights(trained):
     assert set(evaluation["held_out_accuracy"]) >= {"addition", "story", "capitals"}
 
 
+@pytest.mark.long
 def test_the_same_seed_trains_the_same_model(trained, tmp_path):
     train.train(PLAN, tmp_path, SHAPE)
     for name in ("model.safetensors", "tokenizer.json", "config.json"):
@@ -71,6 +72,7 @@ def test_rounding_leaves_what_the_checkpoint_holds(trained):
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.long
 def test_time_can_end_a_run_early(tmp_path):
     plan = TrainingPlan(
         num_steps=10**9,

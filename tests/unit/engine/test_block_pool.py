@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.protocol import Prompt
 from pdserve.shared.errors import OutOfBlocks
+from tests.matrix import examples
 
 NUM_BLOCKS = 8
 HASHES = [bytes([i]) * 16 for i in range(6)]
@@ -93,7 +94,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         assert self.pool.num_free == NUM_BLOCKS - len(held)
 
 
-BlockPoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+BlockPoolMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 test_block_pool = BlockPoolMachine.TestCase
 
 

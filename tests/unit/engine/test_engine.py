@@ -36,6 +36,7 @@ from tests.fakes.runner import (
     expected_output,
     prefill_policy,
 )
+from tests.matrix import examples
 from tests.requests import make_request
 
 BLOCK = 4
@@ -60,7 +61,7 @@ async def running_engine(
         await asyncio.gather(task, return_exceptions=True)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     prompts=st.lists(
         st.tuples(st.integers(1, 30), st.integers(1, 12), st.booleans()), min_size=1, max_size=10

@@ -25,6 +25,7 @@ from pdserve.protocol import Prompt, SamplingParams
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import PdserveError, UnusableLogits
 from tests.fakes.runner import FakeRunner, QuietObserver, decode_policy
+from tests.matrix import examples
 from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
 
 ENDINGS = frozenset(range(10, 1010, 9))  # of what the fake model may say
@@ -190,7 +191,7 @@ EVENT = st.builds(
 FIRST = st.builds(Event, st.just("submit"), st.integers(1, 20), st.integers(1, 14))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     first=st.lists(FIRST, min_size=1, max_size=4),
     events=st.lists(st.lists(EVENT, max_size=2), max_size=25),

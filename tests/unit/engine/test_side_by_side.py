@@ -24,6 +24,7 @@ from pdserve.settings.config import DecodePolicyName
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import DeadlineExceeded, UnusableLogits
 from tests.fakes.runner import FakeRunner, Observer, decode_policy, expected_output
+from tests.matrix import examples
 from tests.requests import make_request
 
 BLOCK = 4
@@ -147,7 +148,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(actions=st.lists(ACTIONS, max_size=60), num_blocks=st.integers(11, 24), policy=POLICIES)
 def test_whatever_comes_when_requests_are_left_alone_while_they_are_computed(
     actions: list[tuple[str, int, int]], num_blocks: int, policy: DecodePolicyName
@@ -271,7 +272,7 @@ async def running(
         await asyncio.gather(task, return_exceptions=True)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     prompts=st.lists(
         st.tuples(st.integers(1, 30), st.integers(1, 12), st.booleans()), min_size=1, max_size=10

@@ -15,6 +15,7 @@ from tests.fakes.runner import (
     FakeRunner,
     decode_policy,
 )
+from tests.matrix import examples
 from tests.requests import make_request
 from tests.unit.engine.batches import BLOCK, assert_same, plain_batch, step_batches
 
@@ -74,7 +75,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     script=st.lists(st.lists(EVENTS, max_size=2), max_size=30),
     num_blocks=st.integers(9, 30),

@@ -25,6 +25,7 @@ from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import DeadlineExceeded, NodeSick, NoTokenLeft, PdserveError
 from tests.fakes.late_device import LateDevice, LateRunner
 from tests.fakes.runner import Observer, decode_policy, expected_output
+from tests.matrix import examples
 from tests.requests import make_request
 
 BLOCK = 4
@@ -171,7 +172,7 @@ ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     arrivals=ARRIVALS,
     num_blocks=st.integers(11, 40),

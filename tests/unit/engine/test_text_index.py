@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve._native import OtherTexts, OwnText
+from tests.matrix import examples
 
 texts = st.lists(st.integers(0, 3), max_size=60)
 
@@ -55,7 +56,7 @@ def test_a_proposal_is_how_the_longest_match_went_on(text: list[int], most: int)
     assert any(with_tokens[place : place + len(tokens)] == tokens for place in places)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(texts, st.lists(st.integers(1, 9), max_size=9))
 def test_it_does_not_matter_how_the_text_came(text: list[int], sizes: list[int]) -> None:
     index, begin = OwnText(), 0
@@ -114,7 +115,7 @@ def test_other_texts_are_proposed_up_to_their_ends(
         assert matched == 0, "most texts end there"
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(1, 900), st.lists(st.integers(1, 300), min_size=1, max_size=12))
 def test_the_oldest_texts_are_written_over(most_tokens: int, sizes: list[int]) -> None:
     index, chosen, seen = OtherTexts(most_tokens), random.Random(5), 0

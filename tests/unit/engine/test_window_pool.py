@@ -13,6 +13,7 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.kv import need
 from pdserve.kv.companions import NONE, made_up
 from pdserve.shared.errors import OutOfBlocks
+from tests.matrix import examples
 
 NUM_BLOCKS, BLOCK, WINDOW = 22, 4, 6
 HASHES = [bytes([i]) * 16 for i in range(6)]
@@ -147,5 +148,5 @@ class WindowPoolMachine(RuleBasedStateMachine):
         assert self.heard == set(self.pool.hashes)
 
 
-WindowPoolMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
+WindowPoolMachine.TestCase.settings = settings(max_examples=examples(80), stateful_step_count=40)
 test_window_pool = WindowPoolMachine.TestCase

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pdserve import _native
 from pdserve.engine.adapters.adapter import Adapter
 from pdserve.engine.adapters.read import read_adapter
 from pdserve.engine.drafts.source import Source
@@ -24,6 +23,8 @@ from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
 from pdserve.shared.errors import AdapterRefused
 from tests.adapters import ALL_LINEAR, make_adapter, merged
 from tests.checkpoints import make_checkpoint
+from tests.kernels.cases import EACH_VARIANT
+from tests.matrix import matrix
 from tests.plain_batch import build_batch
 from tests.reference import Reference
 from tests.requests import make_request
@@ -65,7 +66,7 @@ def outputs(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", matrix(CASES, 3))
 def test_rows_have_the_tokens_of_merged_weights(
     name: str, kind: DecoderKind, tmp_path: Path
 ) -> None:
@@ -91,7 +92,7 @@ def test_rows_have_the_tokens_of_merged_weights(
     assert found[0] != found[1] != found[2] != found[0], "adapters change what is said"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", matrix(["float32", "bfloat16"], {"bfloat16"}))
 def test_the_bits_of_a_row_do_not_depend_on_its_batch(dtype: str, tmp_path: Path) -> None:
     base = make_checkpoint(tmp_path / "base", "llama")
     folders = [
@@ -116,7 +117,7 @@ def test_the_bits_of_a_row_do_not_depend_on_its_batch(dtype: str, tmp_path: Path
             assert same.all(), (number, order)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", matrix(["none", "int8"], 1))
 def test_adapters_are_as_near_as_merged_weights(quantization: str, tmp_path: Path) -> None:
     """In bfloat16, and on a base of int8: what is added rounds hardly more."""
     base = make_checkpoint(tmp_path / "base", "llama")
@@ -175,7 +176,7 @@ def test_drafts_of_adapted_streams_change_no_token(tmp_path: Path) -> None:
     assert num_steps < steps_of_one
 
 
-@pytest.mark.parametrize("variant", _native.kernel_variants())
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 def test_all_builds_add_the_same(variant: str, tmp_path: Path) -> None:
     """Odd ranks and shapes, gated or not, with biases or DoRA, in a batch that mixes adapters."""
     base = make_checkpoint(tmp_path / "base", "qwen2", intermediate_size=72)

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from pdserve.engine.attention import LayerKv
 from tests.kernels.cases import GPU_DTYPES, Case, Shape, alone, make_case
+from tests.matrix import examples, matrix
 from tests.unit.engine_cuda.checks import attend, check_attention, check_place
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -41,7 +42,7 @@ ROWS = st.one_of(st.just(1), st.integers(0, 70))
 BEFORE = st.one_of(st.just(0), st.integers(0, 150), st.sampled_from([63, 255, 256, 600]))
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(
     shape=SHAPES,
     requests=st.lists(st.tuples(ROWS, BEFORE), min_size=0, max_size=3),
@@ -54,13 +55,14 @@ def test_any_batch_matches_the_reference(shape, requests, window, seed, is_strid
     check_attention(triton_attention(), case, window, shape.num_layers - 1)
 
 
+@pytest.mark.long
 def test_more_keys_than_one_split_takes_at_least() -> None:
     """52 of 64 splits have keys, 320 each, but for the last one."""
     case = make_case(Shape(1, 2, 32), [(1, 16_500), (1, 3)])
     check_attention(triton_attention(), case, None)
 
 
-@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("dtype", matrix(GPU_DTYPES, 1))
 def test_scores_are_kept_within_a_cap(dtype: torch.dtype) -> None:
     case = make_case(Shape(2, 3, 32, dtype=dtype, cap=0.7), [(1, 70), (9, 40)])
     check_attention(triton_attention(), case, 33)
@@ -76,7 +78,9 @@ def rows_of(case: Case, request: int) -> slice:
     return slice(int(case.batch.query_start[request]), int(case.batch.query_start[request + 1]))
 
 
-@pytest.mark.parametrize(("dtype", "window"), [(torch.float32, 40), (torch.bfloat16, None)])
+@pytest.mark.parametrize(
+    ("dtype", "window"), matrix([(torch.float32, 40), (torch.bfloat16, None)], 1)
+)
 def test_a_row_s_bits_are_its_own(dtype: torch.dtype, window: int | None) -> None:
     """Alone, beside others, and however a chunk of several rows is cut."""
     case = make_case(Shape(1, 3, 32, block_size=7, dtype=dtype), [(40, 90), (1, 300), (9, 0)])

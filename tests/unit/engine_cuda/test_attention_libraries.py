@@ -16,6 +16,7 @@ from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.attention.flash_attention import FlashAttention
 from pdserve.engine.cuda.attention.flash_infer import FlashInferAttention, ragged_blocks
 from tests.kernels.cases import Shape, make_case
+from tests.matrix import examples
 from tests.unit.engine_cuda import attention_libraries as libraries
 from tests.unit.engine_cuda.checks import attend, check_attention, check_place
 
@@ -28,7 +29,7 @@ def flashinfer() -> FlashInferAttention:
 
 
 @pytest.mark.parametrize("open_backend", [flashinfer, lambda: FlashAttention(libraries)])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(requests=REQUESTS, window=WINDOWS, block_size=st.integers(1, 32))
 def test_the_result_is_the_reference_s(open_backend, requests, window, block_size) -> None:
     shape = Shape(2, 3, 64, block_size, dtype=torch.bfloat16)

@@ -111,6 +111,7 @@ def test_tokens_of_chunked_prompts_and_decode_steps(both: Both) -> None:
     assert [of.num_replays for of in both.recorder.recordings[2:]] == [1] * NUM_PIECES
 
 
+@pytest.mark.long  # nodes without a GPU do by default
 @pytest.mark.parametrize("both", [LONG], indirect=True)
 def test_long_requests_beside_others(both: Both) -> None:
     """In steps that are launched, in pieces, and in graphs."""
@@ -164,6 +165,7 @@ def test_scores_of_prompts(both: Both) -> None:
     assert any(of.num_replays for of in both.recorder.recordings[len(BUCKETS) :])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_where_only_pieces_cannot_be_captured_decodes_are_replayed(
     both: Both, caplog: pytest.LogCaptureFixture
@@ -179,6 +181,7 @@ def test_where_only_pieces_cannot_be_captured_decodes_are_replayed(
     assert both.recorder.recordings[1].num_replays > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_filling_rows_leave_the_pool_alone(both: Both) -> None:
     """What the pool held before is NaN: a filling row's write, or read, would show."""
@@ -210,6 +213,7 @@ def test_layers_are_reported_and_then_no_whole_graph_is_used(both: Both) -> None
     assert [r.num_replays for r in both.recorder.recordings[: len(BUCKETS)]] == replays
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_another_pool_gets_graphs_of_its_own(both: Both) -> None:
     request = make_request(make_prompt(6))

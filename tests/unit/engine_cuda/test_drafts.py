@@ -75,6 +75,7 @@ def test_right_and_wrong_drafts_change_nothing(tmp_path: Path, limits: dict[str,
     check(cuda_node(tmp_path, 1, PromptCopies(), **limits), requests())
 
 
+@pytest.mark.long  # one rank does by default
 @pytest.mark.parametrize(("num_ranks", "num_stages"), matrix([(2, 1), (1, 2)], 1))
 def test_ranks_compute_them_together(tmp_path: Path, num_ranks: int, num_stages: int) -> None:
     """Each has the batch's rows, and so replays the same graph."""
@@ -85,6 +86,7 @@ def test_ranks_compute_them_together(tmp_path: Path, num_ranks: int, num_stages:
         check(node, requests()[1:])
 
 
+@pytest.mark.long  # drafts that are told do by default
 def test_a_draft_model_on_the_same_device_changes_nothing(tmp_path: Path) -> None:
     """Its steps are replayed as the model's are; here it is the same model."""
     limits: dict[str, Any] = {"has_graphs": True, "buckets": (2, 8, 16)}

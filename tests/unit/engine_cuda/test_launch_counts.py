@@ -29,6 +29,7 @@ from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
 from tests.fakes.graphs import Recorded, Replayed
 from tests.fakes.late_copies import PromptCopies
+from tests.matrix import matrix
 from tests.plain_batch import build_batch
 from tests.requests import make_request
 from tests.unit.engine_cuda.compilations import compilations
@@ -170,18 +171,21 @@ EXPERTS = {  # what another layer has if it has experts
 }
 
 
+@pytest.mark.long  # a whole step is by default
 def test_a_layer_of_a_decode_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a graph: these are its nodes."""
     found = launches_of_a_layer(tmp_path, 1, monkeypatch, has_graphs=True)
     assert found == {**TOKENWISE, **OF_DECODES}
 
 
+@pytest.mark.long  # they are compiled beforehand by default
 def test_a_layer_with_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = launches_of_a_layer(tmp_path, 1, monkeypatch, has_graphs=True, family="qwen3_moe")
     assert found == {**TOKENWISE, **OF_DECODES, **EXPERTS}
 
 
-@pytest.mark.parametrize(("num_tokens", "attention"), [(1, OF_DECODES), (5, OF_PROMPTS)])
+@pytest.mark.long  # a whole step is by default
+@pytest.mark.parametrize(("num_tokens", "attention"), matrix([(1, OF_DECODES), (5, OF_PROMPTS)], 1))
 def test_a_layer_of_a_step_without_a_graph(
     tmp_path: Path, num_tokens: int, attention: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +208,7 @@ def launches_of_a_mixed_step(
     return launches.counts
 
 
+@pytest.mark.long  # a whole step is by default
 def test_a_layer_of_a_mixed_step_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launches are what the host has to do: they were eleven."""
     totals = []
@@ -272,7 +277,9 @@ def test_a_decode_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [len(copies.started), len(copies.fetched), copies.num_waits] == [1, 1, 1], asked
 
 
-@pytest.mark.parametrize("pieces", [(), (8,)], ids=["launched", "pieces"])
+@pytest.mark.parametrize(
+    "pieces", matrix([(one,) for one in [(), (8,)]], 1), ids=["launched", "pieces"]
+)
 def test_a_mixed_step_is_copied_and_waited_for_once_as_well(
     tmp_path: Path, pieces: tuple[int, ...]
 ) -> None:

@@ -22,6 +22,7 @@ from pdserve.engine.cuda.attention.probe import (
 )
 from tests.fakes.graphs import Recorded
 from tests.kernels.cases import GPU_DTYPES
+from tests.matrix import matrix
 
 CPU = torch.device("cpu")
 NEEDS = [AttentionNeeds(dtype, 32, windows=(None, 4096)) for dtype in GPU_DTYPES]
@@ -72,7 +73,7 @@ class WrongDecodes(ReferenceAttention):
         return self.attend(query, dataclasses.replace(kv, layer=0), batch)
 
 
-@pytest.mark.parametrize("needs", NEEDS, ids=str)
+@pytest.mark.parametrize("needs", matrix(NEEDS, 1), ids=str)
 @pytest.mark.usefixtures("interpreted")
 def test_ours_works(needs: AttentionNeeds) -> None:
     from pdserve.engine.cuda.attention.triton_attention import (

@@ -73,10 +73,12 @@ def cuda_decoders(
 @pytest.mark.parametrize(
     ("family", "num_ranks", "num_stages", "overrides"),
     [
-        ("llama", 2, 1, {"vocab_size": 319, "intermediate_size": 99}),
-        ("qwen3", 4, 1, {}),  # 2 KV heads, each on two ranks
-        pytest.param("llama", 2, 2, {"vocab_size": 319}, marks=pytest.mark.long),
-        ("qwen3", 1, 2, {"num_hidden_layers": 3}),
+        pytest.param(
+            "llama", 2, 1, {"vocab_size": 319, "intermediate_size": 99}, marks=pytest.mark.long
+        ),
+        pytest.param("qwen3", 4, 1, {}, marks=pytest.mark.long),  # 2 KV heads, each on two ranks
+        ("llama", 2, 2, {"vocab_size": 319}),
+        pytest.param("qwen3", 1, 2, {"num_hidden_layers": 3}, marks=pytest.mark.long),
         pytest.param("olmo2", 2, 1, {}, marks=pytest.mark.long),
     ],
 )
@@ -103,6 +105,7 @@ def test_tokens_are_those_of_one_rank(
         assert own == [own[0]] * num_ranks, "all ranks replay the same graphs"
 
 
+@pytest.mark.long
 def test_stages_launch_parts_too(tmp_path: Path) -> None:
     """Without graphs; with a window, and uneven stages."""
     path = checkpoint(tmp_path, "mistral", num_hidden_layers=3, sliding_window=3)
@@ -132,6 +135,7 @@ def test_a_replay_and_a_launched_step_have_two_sums_a_layer(tmp_path: Path) -> N
     assert [r.recordings[0].num_replays for r in recorders] == [1, 1]
 
 
+@pytest.mark.long
 def test_pieces_have_these_sums_in_them(tmp_path: Path) -> None:
     recorders: list[Recorded] = []
     path = checkpoint(tmp_path, "llama")
@@ -144,6 +148,7 @@ def test_pieces_have_these_sums_in_them(tmp_path: Path) -> None:
         ] * 2
 
 
+@pytest.mark.long
 def test_layers_are_reported_when_all_ranks_have_written_them(tmp_path: Path) -> None:
     """Which is known behind the sums that follow: all have come to these."""
     recorders: list[Recorded] = []

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.cases import GPU_DTYPES, Shape, make_case
+from tests.matrix import matrix
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -32,13 +33,13 @@ def test_norm_of_what_a_sublayer_made(checks, dtype: torch.dtype) -> None:
     checks.check_norm_of_what_a_sublayer_made(dtype, CPU)
 
 
-@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("dtype", matrix(GPU_DTYPES, 1))
 @pytest.mark.parametrize("shape", [(3, 64), (2, 1500), (0, 16), (5, 1)])
 def test_silu_mul(checks, shape: tuple[int, int], dtype: torch.dtype) -> None:
     checks.check_silu_mul(shape, dtype, CPU)
 
 
-@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("dtype", matrix(GPU_DTYPES, 1))
 @pytest.mark.parametrize("num_rows", [0, 1, 40])
 @pytest.mark.parametrize("sizes", [(3, 2, 40, 24), (5, 1, 64, 70), (2, 2, 16, 5)])
 def test_experts(
@@ -47,7 +48,7 @@ def test_experts(
     checks.check_experts(num_rows, sizes, dtype, CPU)
 
 
-@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("dtype", matrix(GPU_DTYPES, 1))
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 2, 64, 16), (1, 3, 80, 5), (3, 1, 8, 1)])
 def test_rotate_and_write(checks, sizes, has_norm: bool, dtype: torch.dtype) -> None:

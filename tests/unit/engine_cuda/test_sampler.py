@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.matrix import matrix
+from tests.matrix import examples, matrix
 
 pytest.importorskip("triton")
 
@@ -86,7 +86,7 @@ def expect_same(
             )
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(row=logits(), requests=rows(with_logprobs=True))
 def test_tokens_are_those_of_the_cpu(row: Tensor, requests: list[Request]) -> None:
     """Whatever is asked for: filters, penalties, biases, endings, log-probabilities."""
@@ -169,6 +169,7 @@ def answers_to(prompts: int, answers: int) -> tuple[list[int], list[Request]]:
     return rows, [make_request([1, 2], [4], seed=i, **kinds[i % 5]) for i in range(len(rows))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("most_draws", matrix([3, 1, 4], 1))
 def test_memory_is_for_requests_and_not_for_their_answers(most_draws: int) -> None:
     """And each answer is what it is when all are sampled at once, masks of grammars included."""
@@ -193,7 +194,7 @@ def test_more_draws_than_there_is_memory_for_wait_once_a_round() -> None:
     assert len(copies.started) == len(copies.fetched) == 3
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", matrix([0.0, 1.0], 1))
 def test_the_error_says_whose_fault_it_is(temperature: float) -> None:
     requests = [
         make_request([0], request_id="masked", temperature=temperature),

@@ -125,6 +125,7 @@ def test_tokens_are_those_of_one_step_after_the_other(
     assert [len(tokens) for tokens in found.token_ids] == [2, 5, 4]
 
 
+@pytest.mark.long  # one rank does by default
 def test_all_ranks_run_ahead(tmp_path: Path) -> None:
     """The host has no tokens for any of them: only rank 0's device has, and both stages wait."""
     path = make_checkpoint(tmp_path, "llama", num_hidden_layers=2, max_position_embeddings=64)
@@ -175,6 +176,7 @@ class TwoSteps:
         return sampled
 
 
+@pytest.mark.long
 def test_what_a_step_ahead_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One launch more than any other; and its launch waits for nothing, not even the last step."""
     two = TwoSteps(tmp_path)
@@ -201,7 +203,7 @@ def test_what_a_step_ahead_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert copies.num_pinned == two.num_pinned
 
 
-@pytest.mark.parametrize("limits", [{"most_draws": 1}, {"buckets": (1,)}], ids=str)
+@pytest.mark.parametrize("limits", matrix([{"most_draws": 1}, {"buckets": (1,)}], 1), ids=str)
 def test_what_cannot_run_ahead_is_planned_again(tmp_path: Path, limits: dict[str, Any]) -> None:
     two = TwoSteps(tmp_path, **limits)
     assert not two.step.can_be_followed
@@ -244,6 +246,7 @@ def test_a_row_without_a_token_harms_only_its_own_request(tmp_path: Path) -> Non
     assert two.node.kv_cache.pool[good.block_table[0], :, :, :, :1].isfinite().all()
 
 
+@pytest.mark.long
 def test_a_profile_has_steps_as_they_are_served(tmp_path: Path) -> None:
     """Each behind another one, of whose tokens the host knows nothing."""
     copies = PromptCopies()

@@ -19,6 +19,7 @@ from coordinator.text.grammars import (
     OutputKind,
 )
 from coordinator.text.parts import ToolFormat
+from tests.matrix import examples, matrix
 from tests.unit.engine_grammar.answers import DemoModel
 from tests.unit.engine_grammar.schemas import schemas
 
@@ -32,7 +33,7 @@ def grammar_of(schema: Any) -> str:
 
 
 @settings(
-    max_examples=10,
+    max_examples=examples(10),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(
@@ -75,7 +76,7 @@ TOOLS: dict[str, dict[str, Any] | None] = {
 }
 
 
-@pytest.mark.parametrize("tool_format", list(ToolFormat))
+@pytest.mark.parametrize("tool_format", matrix(list(ToolFormat), 2))
 def test_calls_are_read_as_calls_of_the_functions(demo: DemoModel, tool_format: ToolFormat) -> None:
     """By the parsers that answers go through, and with arguments of the functions' schemas."""
     tools = [OfferedTool(name, schema, "tools") for name, schema in TOOLS.items()]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
+from tests.matrix import matrix
 from tests.unit.engine_model.harness import DecoderKind
 
 
@@ -16,9 +17,13 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session", params=DecoderKind, ids=lambda kind: kind.value)
+@pytest.fixture(scope="session", params=matrix(DecoderKind, 1), ids=lambda kind: kind.value)
 def kind(request: pytest.FixtureRequest) -> DecoderKind:
-    """Each decoder in turn: what holds for one holds for the other."""
+    """Each decoder in turn: what holds for one holds for the other.
+
+    By default, torch's has to have transformers' logits of each family (EACH_DECODER), and it
+    computes what is tested of GPUs.
+    """
     return request.param
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+import pytest
 import torch
 
 from pdserve.engine.kv.cache import KvCache
@@ -34,6 +35,11 @@ class DecoderKind(Enum):
 
     SERVED = "served"  # that of a node: native on a CPU
     TORCH = "torch"
+
+
+EACH_DECODER = pytest.mark.parametrize(
+    "kind", DecoderKind, ids=lambda kind: kind.value, indirect=True
+)
 
 
 def load_torch_decoder(

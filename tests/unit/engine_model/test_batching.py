@@ -10,6 +10,7 @@ import torch
 
 from pdserve.engine.request import Scheduled
 from pdserve.kv import KvDtype
+from tests.matrix import matrix
 from tests.reference import Reference
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
@@ -31,7 +32,7 @@ def greedy(node: Node, prompt: list[int], num_tokens: int, chunk: int = 10**6) -
     return request.output_token_ids
 
 
-@pytest.mark.parametrize("num_prompt", [1, 2, 15, 16, 17, 1000, 3000])
+@pytest.mark.parametrize("num_prompt", matrix([1, 2, 15, 16, 17, 1000, 3000], 6))
 def test_prompts_of_any_length(num_prompt: int, node: Node, checkpoint_of: Checkpoints) -> None:
     prompt = make_prompt(num_prompt, seed=num_prompt)
     expected = Reference(checkpoint_of("qwen3", **WINDOWED)).greedy(prompt, 6)
@@ -109,7 +110,7 @@ def test_any_block_size(
     assert greedy(other, prompt, 6, chunk=20) == greedy(node, prompt, 6)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", matrix(["llama", "qwen2", "qwen3"], 1))
 def test_bfloat16_is_as_close_to_float32_as_transformers(
     family: str, kind: DecoderKind, checkpoint_of: Checkpoints
 ) -> None:

@@ -28,6 +28,7 @@ from pdserve.engine.steps.tapped import Tapped
 from pdserve.protocol import HeadRow
 from pdserve.shared.errors import MalformedMessage, ModelError
 from tests.heads import make_eagle3
+from tests.matrix import matrix
 from tests.plain_batch import build_batch
 from tests.requests import make_request
 from tests.unit.engine_model.drafted import Streams, answers, run, tokens_of
@@ -204,7 +205,7 @@ def test_wrong_taps_are_refused(checkpoint_of: Callable[..., Path]) -> None:
             node.model.logits(wrong, node.kv_cache.pool)
 
 
-@pytest.mark.parametrize("is_right", [False, True])
+@pytest.mark.parametrize("is_right", matrix([False, True], 1))
 def test_it_changes_nothing(
     checkpoint_of: Callable[..., Path], kind: DecoderKind, tmp_path: Path, is_right: bool
 ) -> None:

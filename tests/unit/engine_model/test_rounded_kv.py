@@ -14,6 +14,7 @@ from kv_transfer.codecs.catalog import codecs_for
 from pdserve import _native
 from pdserve.engine.kv.coded_rows import rounded
 from pdserve.kv import KvDtype
+from tests.matrix import matrix
 from tests.requests import make_request
 from tests.unit.engine_model.harness import Node, make_prompt
 
@@ -29,7 +30,7 @@ def kv_of(node: Node, prompt: list[int], chunk: int = 10**6) -> tuple[Tensor, li
     return node.kv_cache.pool[full].clone(), request.output_token_ids
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", matrix(FAMILIES, 1))
 @pytest.mark.parametrize("codes", list(ELEMENTS))
 @pytest.mark.parametrize("dtype", [KvDtype.BFLOAT16, KvDtype.FLOAT32])
 def test_rows_are_rounded_as_they_are_stored(

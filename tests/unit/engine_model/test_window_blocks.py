@@ -21,6 +21,7 @@ from pdserve.kv.companions import windows_worth_it
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.pooling import Pooling
 from tests.fakes.runner import decode_policy
+from tests.matrix import matrix
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.drafted import Told
 from tests.unit.engine_model.harness import CPU, DecoderKind, Node, make_prompt
@@ -99,7 +100,7 @@ def requests(count: int = 4, num_prompt: int = 130, num_output: int = 60) -> lis
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", matrix(FAMILIES, 2))
 def test_what_windows_have_passed_is_not_read_any_more(
     checkpoint_of: Callable[..., Path], kind: DecoderKind, family: str
 ) -> None:

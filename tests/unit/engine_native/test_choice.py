@@ -27,8 +27,7 @@ from pdserve.engine.plan.forms import (
 )
 from pdserve.engine.plan.matrix import Matrix, Part
 from pdserve.model_files.coding import Coding
-
-VARIANTS = _native.kernel_variants()
+from tests.kernels.cases import EACH_VARIANT, VARIANTS
 
 
 def chosen(
@@ -112,7 +111,7 @@ def test_the_measured_times_are_relative_to_the_best() -> None:
     assert all(seconds >= 1.0 for seconds in times.values())
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
 def test_a_digest_does_not_depend_on_the_threads(variant: str) -> None:
     before = _native.num_threads()
     digests = set()

@@ -24,6 +24,7 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import MissingTensor, ModelError
 from tests.checkpoints import make_checkpoint
+from tests.matrix import matrix
 from tests.packed_weights import pack_weights
 from tests.plans import plan_in
 
@@ -89,7 +90,7 @@ def assert_same(one: NativeWeights, other: NativeWeights) -> None:
             assert value == others[name], name
 
 
-@pytest.mark.parametrize(("family", "overrides"), FAMILIES)
+@pytest.mark.parametrize(("family", "overrides"), matrix(FAMILIES, 3))
 @pytest.mark.parametrize(
     ("dtype", "form"),
     [

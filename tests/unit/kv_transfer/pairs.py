@@ -29,6 +29,10 @@ from tests.fakes.transport import FakeNetwork
 NEEDS_NIXL = pytest.mark.skipif(ucx_missing() is not None, reason=str(ucx_missing()))
 REAL_TRANSPORTS = ("shm", "tcp", pytest.param("ucx", marks=NEEDS_NIXL))
 TRANSPORTS = (*REAL_TRANSPORTS, "coded", "fake")
+# For what is not of a transport: the others are long.
+OTHERS = (pytest.param("ucx", marks=(NEEDS_NIXL, pytest.mark.long)),)
+REAL_BY_DEFAULT = ("shm", "tcp", *OTHERS)
+BY_DEFAULT = (*REAL_BY_DEFAULT, pytest.param("coded", marks=pytest.mark.long), "fake")
 SMALL = KvLayout(num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, dtype=KvDtype.FLOAT32)
 # Blocks of 1 MiB: naming one of them tens of thousands of times makes a pull that lasts for
 # seconds on any machine, with two blocks of memory.

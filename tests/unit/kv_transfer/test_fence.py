@@ -11,9 +11,9 @@ import uvloop
 
 from pdserve.shared.errors import PeerLost, StaleTicket, TransferCancelled, TransferTimeout
 from tests.unit.kv_transfer.pairs import (
+    BY_DEFAULT,
     LARGE,
-    REAL_TRANSPORTS,
-    TRANSPORTS,
+    REAL_BY_DEFAULT,
     Pair,
     assert_still,
     endless_pull,
@@ -22,7 +22,7 @@ from tests.unit.kv_transfer.pairs import (
 )
 
 
-@pytest.fixture(params=TRANSPORTS)
+@pytest.fixture(params=BY_DEFAULT)
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     async with open_pair(request.param, LARGE, num_blocks=4) as opened:
         yield opened
@@ -97,7 +97,7 @@ async def test_an_exporter_that_closes_ends_the_pulls(kind: str) -> None:
             await task
 
 
-@pytest.mark.parametrize("kind", TRANSPORTS)
+@pytest.mark.parametrize("kind", BY_DEFAULT)
 async def test_a_block_reused_while_it_is_read_never_validates(kind: str) -> None:
     num_blocks = 4000 if kind == "shm" else 1000  # of 1 MiB: a quarter of a second or more
     async with open_pair(kind, LARGE, num_blocks=4) as pair:
@@ -111,7 +111,7 @@ async def test_a_block_reused_while_it_is_read_never_validates(kind: str) -> Non
         assert pair.puller.statistics.stale == 1
 
 
-@pytest.mark.parametrize("kind", REAL_TRANSPORTS)
+@pytest.mark.parametrize("kind", REAL_BY_DEFAULT)
 async def test_what_validates_is_never_torn(kind: str) -> None:
     """A block changes hands again and again under the pulls; each result is of one owner."""
     async with open_pair(kind, LARGE, num_blocks=4) as pair:
@@ -144,7 +144,7 @@ async def test_what_validates_is_never_torn(kind: str) -> None:
         assert valid + pair.puller.statistics.stale == 99
 
 
-@pytest.mark.parametrize("kind", REAL_TRANSPORTS)
+@pytest.mark.parametrize("kind", REAL_BY_DEFAULT)
 def test_the_promise_holds_on_uvloop(kind: str) -> None:
     async def scenario() -> None:
         async with open_pair(kind, LARGE, num_blocks=4) as pair:

@@ -39,10 +39,13 @@ from kv_transfer.transports.pull_client import dial
 from pdserve.protocol import TransportOffer
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import PeerLost, StaleIncarnation, TicketInvalid, TransferError
+from tests.matrix import examples
 from tests.unit.kv_transfer.pairs import SMALL, Pair, open_pair
 
-FUZZ = settings(max_examples=200)
-SERVED = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=examples(200))
+SERVED = settings(
+    max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 T = TypeVar("T")
 
 # Anything that MessagePack can say, nested too.
@@ -208,7 +211,7 @@ ENDPOINTS = st.text(max_size=30) | st.sampled_from(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(ENDPOINTS)
 def test_dialling_a_garbled_endpoint_finds_nobody(endpoint: str) -> None:
     async def scenario() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from kv_transfer import threads
 from pdserve.shared.errors import StaleTicket, TransferTimeout
-from tests.unit.kv_transfer.pairs import SMALL, TRANSPORTS, Pair, open_pair
+from tests.matrix import matrix
+from tests.unit.kv_transfer.pairs import BY_DEFAULT, SMALL, Pair, open_pair
 
 
 async def held() -> tuple[int, int]:
@@ -41,7 +42,7 @@ async def pull_in_every_way(pair: Pair, rounds: int) -> None:
                 await pair.pull(ticket, [block, block + 1])
 
 
-@pytest.mark.parametrize("in_threads", [False, True])
+@pytest.mark.parametrize("in_threads", matrix([False, True], 1))
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
 async def test_pulls_leave_no_descriptors_and_no_threads(
     kind: str, in_threads: bool, monkeypatch: pytest.MonkeyPatch
@@ -60,7 +61,7 @@ async def test_pulls_leave_no_descriptors_and_no_threads(
     assert await held() == before
 
 
-@pytest.mark.parametrize("kind", TRANSPORTS)
+@pytest.mark.parametrize("kind", BY_DEFAULT)
 async def test_closed_pairs_leave_no_descriptors_and_no_threads(kind: str) -> None:
     before = await held()
     for _ in range(6):

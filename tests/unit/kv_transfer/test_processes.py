@@ -24,7 +24,7 @@ from tests.unit.kv_transfer.exporter_process import Started
 from tests.unit.kv_transfer.pairs import (
     ENDLESS_BLOCKS,
     LARGE,
-    REAL_TRANSPORTS,
+    REAL_BY_DEFAULT,
     assert_still,
     first_bytes,
     make_pool,
@@ -89,7 +89,7 @@ async def linked(process: subprocess.Popen[bytes], started: Started) -> AsyncIte
     pool.close()
 
 
-@pytest.fixture(scope="module", params=REAL_TRANSPORTS)
+@pytest.fixture(scope="module", params=REAL_BY_DEFAULT)
 def lasting_process(
     request: pytest.FixtureRequest,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Started]]:
@@ -105,7 +105,7 @@ async def peer(
         yield made
 
 
-@pytest.fixture(params=REAL_TRANSPORTS)
+@pytest.fixture(params=REAL_BY_DEFAULT)
 async def doomed(request: pytest.FixtureRequest) -> AsyncIterator[Peer]:
     """A peer for tests that kill it."""
     with exporter_process(request.param) as process_and_started:

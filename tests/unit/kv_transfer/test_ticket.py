@@ -17,6 +17,7 @@ from kv_transfer.ticket import (
 )
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import StaleIncarnation, TicketInvalid
+from tests.matrix import examples
 from tests.unit.kv_transfer.pairs import SMALL
 
 TICKET = Ticket(
@@ -113,7 +114,7 @@ def test_deep_and_ill_encoded_garbage_is_refused(head: bytes) -> None:
         read_ticket(head * 50_000)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.recursive(st.none() | st.integers(-5, 1 << 63) | st.text(max_size=4), st.lists))
 def test_well_formed_msgpack_that_is_no_ticket_is_refused(content: object) -> None:
     with pytest.raises(TicketInvalid):

@@ -23,6 +23,7 @@ from kv_transfer.threads import CancelFlag
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier, TierCopies
 from pdserve.shared.errors import ConfigError, CorruptTransfer, StaleTicket
 from tests.fakes.gpus import FakeHost
+from tests.matrix import examples
 from tests.unit.kv_transfer.gpu_pairs import DeviceBlocks
 from tests.unit.kv_transfer.pairs import SMALL, make_pool
 
@@ -270,7 +271,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(kind=st.sampled_from(list(MEMORIES)), steps=STEPS)
 def test_no_interleaving_loses_a_slot_or_brings_wrong_bytes(
     kind: str, steps: list[tuple[str, list[int]]]

@@ -18,6 +18,7 @@ from pdserve.kv import KvLayout, need
 from pdserve.kv.companions import NONE, Companions
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import CorruptTransfer, StaleTicket
+from tests.matrix import matrix
 from tests.unit.kv_transfer.pairs import SMALL, make_exporter, make_pool, tokens_of
 
 LAYOUT = replace(SMALL, num_layers=6)
@@ -94,12 +95,12 @@ def spoil(pool: Any, layout: KvLayout, companions: Companions, block: int, layer
 
 
 @pytest.mark.parametrize("with_checksums", [False, True])
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", matrix(["shm", "tcp"], 1))
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [(CUT, CUT), (CUT, LAYOUT), (LAYOUT, CUT), (PAIRED, PAIRED), (LAYOUT, PAIRED)],
 )
-@pytest.mark.parametrize("block_size", [4, 8])
+@pytest.mark.parametrize("block_size", matrix([4, 8], 1))
 async def test_pools_that_give_back_and_pools_that_keep_all_read_each_other(
     transport: str, ours: KvLayout, theirs: KvLayout, block_size: int, with_checksums: bool
 ) -> None:

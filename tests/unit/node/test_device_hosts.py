@@ -33,6 +33,7 @@ from pdserve.shared.addresses import split_address
 from pdserve.shared.errors import NodeSick, PeerLost
 from pdserve.wire.security import Security
 from tests.checkpoints import make_checkpoint
+from tests.matrix import matrix
 from tests.plain_batch import build_batch
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, make_prompt
@@ -92,7 +93,9 @@ def other_host(checkpoint: Path) -> Iterator[ForkedHost]:
         yield host
 
 
-@pytest.mark.parametrize("divided", [(2, 1), (1, 2), (4, 1)], ids=str)  # ranks, and stages
+@pytest.mark.parametrize(
+    "divided", matrix([(one,) for one in [(2, 1), (1, 2), (4, 1)]], 1), ids=str
+)  # ranks, and stages
 def test_tokens_are_those_of_one_rank(
     checkpoint: Path, host: ForkedHost, expected: list[list[int]], divided: tuple[int, int]
 ) -> None:
@@ -249,6 +252,7 @@ def break_agent() -> None:
     Agent.serve = broken  # type: ignore[method-assign, assignment]
 
 
+@pytest.mark.long
 def test_a_host_whose_agent_for_kv_has_failed_ends_the_node(checkpoint: Path) -> None:
     """Its node would wait for what it asks of it."""
     with (

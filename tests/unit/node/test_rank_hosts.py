@@ -24,6 +24,7 @@ from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.node.start.model import check_host_stages
 from pdserve.settings.config import EngineConfig
 from pdserve.shared.errors import ConfigError, PeerLost
+from tests.matrix import examples
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 6
 
@@ -89,7 +90,7 @@ class World:
 ACTIONS = st.tuples(st.sampled_from("nprss"), st.integers(0, 5), st.integers(1, 5))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(ACTIONS, max_size=60))
 def test_a_later_host_has_the_context_of_every_step(actions: list[tuple[str, int, int]]) -> None:
     world = World()

@@ -25,6 +25,7 @@ from pdserve.protocol import (
 from pdserve.settings.config import NodeConfig
 from pdserve.settings.speculation import SpeculationConfig, no_drafts
 from pdserve.shared.errors import PdserveError
+from tests.matrix import examples
 from tests.requests import make_request
 from tests.unit.node.one_node import LAYOUT, MAX_TOKENS, NUM_BLOCKS, Bench, Link
 
@@ -218,7 +219,7 @@ MOVES = st.lists(
 
 
 @given(moves=MOVES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_whenever_the_role_changes_every_leg_is_served(moves: list[str]) -> None:
     async def run() -> None:
         bench = Bench(P)

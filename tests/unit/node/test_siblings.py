@@ -26,6 +26,7 @@ from pdserve.protocol import (
 )
 from pdserve.settings.config import EngineConfig
 from pdserve.shared.errors import GrammarFailed
+from tests.matrix import examples
 from tests.unit.node.one_node import BLOCK, Bench
 
 NAMES = ["p", "p-1", "p-2", "p-3"]
@@ -128,7 +129,7 @@ ACTIONS: dict[str, Callable[[Fan, str], None]] = {
 }
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.tuples(st.sampled_from(sorted(ACTIONS)), st.sampled_from(NAMES)), max_size=30))
 def test_however_they_end_the_blocks_are_free(actions: list[tuple[str, str]]) -> None:
     """In any order, before, amid and after the prefill."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pdserve.node.sessions.server import HandoffMessage
 from pdserve.protocol import Announcement, TokenBatch
 from pdserve.settings.config import EngineConfig, HandoffConfig
+from tests.matrix import examples
 from tests.unit.prefill_node.bench import BLOCK, Bench, QuickRunner
 
 
@@ -118,7 +119,7 @@ requests = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     wanted=st.lists(requests, min_size=1, max_size=12),
     num_blocks=st.integers(2, 12),

@@ -16,6 +16,7 @@ from pdserve.engine.request import Request
 from pdserve.lifecycle import Targets
 from pdserve.settings.config import PrefillPolicyName
 from pdserve.shared.clock import ManualClock
+from tests.matrix import examples, matrix
 from tests.requests import make_request
 from tests.unit.prefill_node.prefills import BLOCK, BUDGET, TOKEN_S, Prefills, make_perf
 
@@ -29,7 +30,7 @@ prompts = st.tuples(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     name=st.sampled_from(NAMES),
     before=st.lists(prompts, min_size=1, max_size=6),
@@ -76,7 +77,7 @@ def test_everybody_is_served_while_others_keep_coming(
         assert prefills.clock.now() < 200.0
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     name=st.sampled_from(NAMES),
     wanted=st.lists(st.tuples(prompts, st.integers(0, 2)), min_size=1, max_size=20),
@@ -106,19 +107,19 @@ def test_all_blocks_come_back(
     prefills.run()  # asserts it
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", matrix(range(3), 1))
 def test_twice_of_what_fits_is_as_good_as_what_fits_if_the_hopeless_go_last(seed: int) -> None:
     once, twice = (in_time_per_s("edf-slack", load, seed) for load in (0.9, 2.0))
     assert twice > 0.9 * once
     assert in_time_per_s("fcfs-budget", 2.0, seed) < 0.5 * twice, "all of them come too late"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", matrix(range(3), 1))
 def test_shortest_first_lowers_the_mean_wait(seed: int) -> None:
     assert mean_wait_s("sjf-aging", seed) < 0.7 * mean_wait_s("fcfs-budget", seed)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", matrix(range(3), 1))
 def test_short_ones_among_long_ones_are_in_time_if_they_are_given_way_to(seed: int) -> None:
     """Where first come first served makes them wait for the end of a long one."""
     kept = {name: in_time_per_s(name, 0.7, seed, long_share=0.1) for name in NAMES}

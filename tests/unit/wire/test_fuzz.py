@@ -17,8 +17,9 @@ from pdserve.shared.errors import LayoutMismatch, MalformedMessage
 from pdserve.wire import messages_pb2
 from pdserve.wire.convert import Envelope, fill, read
 from tests.architecture.test_wire import ENVELOPES, messages
+from tests.matrix import examples
 
-FUZZ = settings(max_examples=150)
+FUZZ = settings(max_examples=examples(150))
 
 
 def received(envelope: Envelope, said: bytes) -> list[msgspec.Struct]:  # type: ignore[type-arg]

@@ -21,6 +21,7 @@ from pdserve.engine.interface import Sampled
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.measured.perf_model import PerfModel
+from tests.matrix import matrix
 from tests.unit.commands.bench.checkpoints.test_random_checkpoint import TINY
 
 
@@ -33,7 +34,7 @@ def in_words(text: str) -> list[int]:
     return [len(word) + 100 * ord(word[0]) for word in text.split()]
 
 
-@pytest.mark.parametrize("name", get_args(TextSet))
+@pytest.mark.parametrize("name", matrix(get_args(TextSet), 2))
 def test_each_set_is_the_same_each_time(name: TextSet) -> None:
     made = make_texts(name, in_words, 32_000, 12, 16)
     assert made == make_texts(name, in_words, 32_000, 12, 16)

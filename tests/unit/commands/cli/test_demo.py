@@ -25,12 +25,14 @@ def test_the_demo_asks_shows_the_facts_and_stops_everything(fake_command, capsys
     assert out.endswith("everything is stopped again\n")
 
 
+@pytest.mark.long
 def test_one_prompt_of_ones_own(fake_command, capsys):
     config = DemoConfig(prompt="Why, though?", deadline_s=30.0)
     assert demo.run(config, fake_command, unchecked) == 0
     assert capsys.readouterr().out.count("> ") == 1
 
 
+@pytest.mark.long
 def test_a_cluster_that_does_not_start_shows_what_its_processes_wrote(fake_command, capsys):
     config = DemoConfig(checkpoint=CheckpointConfig(model="bad"), deadline_s=30.0)
     with pytest.raises(StartFailed, match="no checkpoint at bad"):

@@ -76,6 +76,7 @@ def test_a_missing_extension_is_broken_and_says_how_to_build_it(monkeypatch):
     assert "make env" in found.detail
 
 
+@pytest.mark.long
 def test_transports_are_tried_out(monkeypatch):
     def broken_memory(*_: object) -> int:
         raise OSError(38, "Function not implemented")

@@ -12,6 +12,7 @@ from pdserve.settings.flags import FlagParser, add_flags, as_flags, config_from
 from pdserve.settings.struct import ConfigStruct
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.hints.commands import SETTINGS
+from tests.matrix import matrix
 
 
 class Inner(ConfigStruct, frozen=True):
@@ -191,24 +192,42 @@ def test_what_cannot_be_set_is_told_with_what_can(word, complaint, capsys):
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
-    [
-        ("serve Qwen/Qwen3-0.6B", 'there is no command "serve": pdserve up --model MODEL serves'),
-        ("statsu", 'there is no command "statsu": did you mean `status`? (see pdserve --help)'),
-        ("bench decode", 'pdserve bench: error: there is no command "decode": '),
-        ("config prefil", 'pdserve config: error: there is no command "prefil": did you mean `pre'),
-        ("up Qwen/Qwen3", '"Qwen/Qwen3" is not expected here; the model is named by --model Qwen'),
-        ("up --prot 1", "pdserve up: error: there is no flag --prot: did you mean --port"),
-        ("up --tensor-parallel 2", "flag of pdserve prefill and pdserve decode"),
-        (
-            "up --tensor-parallel 2",
-            "use --set engine.tensor_parallel=2 or the file (see pdserve",
-        ),
-        ("up --node-id=a", "--node-id is a flag of pdserve prefill and pdserve decode, not of pds"),
-        ("decode --ctx-size 9", "there is no --ctx-size: here it is --max-model-len"),
-        ("up --tp 2", "there is no --tp: here it is the setting engine.tensor_parallel"),
-        ("up --trust-remote-code", "no flag --trust-remote-code: no code of checkpoints is run"),
-        ("kv --xyzzy", "there is no flag --xyzzy (see pdserve kv --help)"),
-    ],
+    matrix(
+        [
+            (
+                "serve Qwen/Qwen3-0.6B",
+                'there is no command "serve": pdserve up --model MODEL serves',
+            ),
+            ("statsu", 'there is no command "statsu": did you mean `status`? (see pdserve --help)'),
+            ("bench decode", 'pdserve bench: error: there is no command "decode": '),
+            (
+                "config prefil",
+                'pdserve config: error: there is no command "prefil": did you mean `pre',
+            ),
+            (
+                "up Qwen/Qwen3",
+                '"Qwen/Qwen3" is not expected here; the model is named by --model Qwen',
+            ),
+            ("up --prot 1", "pdserve up: error: there is no flag --prot: did you mean --port"),
+            ("up --tensor-parallel 2", "flag of pdserve prefill and pdserve decode"),
+            (
+                "up --tensor-parallel 2",
+                "use --set engine.tensor_parallel=2 or the file (see pdserve",
+            ),
+            (
+                "up --node-id=a",
+                "--node-id is a flag of pdserve prefill and pdserve decode, not of pds",
+            ),
+            ("decode --ctx-size 9", "there is no --ctx-size: here it is --max-model-len"),
+            ("up --tp 2", "there is no --tp: here it is the setting engine.tensor_parallel"),
+            (
+                "up --trust-remote-code",
+                "no flag --trust-remote-code: no code of checkpoints is run",
+            ),
+            ("kv --xyzzy", "there is no flag --xyzzy (see pdserve kv --help)"),
+        ],
+        4,
+    ),
 )
 def test_what_a_command_does_not_know_is_told_with_what_is_meant(words, complaint, capsys):
     with pytest.raises(SystemExit) as info:

@@ -10,6 +10,7 @@ import pytest
 from pdserve.commands.cli.main import main
 from pdserve.shared.process.exit_codes import OK
 from tests.heads import make_eagle3
+from tests.matrix import matrix
 
 
 def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -48,15 +49,18 @@ def test_shorter_limits_let_preallocation_keep_up(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize(
     ("words", "says"),
-    [
-        (("--model=70b",), "no GPU memory is left for KV"),
-        (("--model=8b", "--devices=3"), "can be divided among 1, 2, 4, 8, 16, 32 ranks"),
-        (("--model=8b", "--devices=3", "--pipeline-parallel=2"), "among 2 stages"),
-        (("--model=8b", "--devices=40", "--pipeline-parallel=40"), "the model has 32 layers"),
-        (("--model=9b",), "9b"),
-        (("--model=8b", "--max-model-len=999999"), "is more than the model's own 131072"),
-        (("--device-memory=much",), "is not a size"),
-    ],
+    matrix(
+        [
+            (("--model=70b",), "no GPU memory is left for KV"),
+            (("--model=8b", "--devices=3"), "can be divided among 1, 2, 4, 8, 16, 32 ranks"),
+            (("--model=8b", "--devices=3", "--pipeline-parallel=2"), "among 2 stages"),
+            (("--model=8b", "--devices=40", "--pipeline-parallel=40"), "the model has 32 layers"),
+            (("--model=9b",), "9b"),
+            (("--model=8b", "--max-model-len=999999"), "is more than the model's own 131072"),
+            (("--device-memory=much",), "is not a size"),
+        ],
+        2,
+    ),
 )
 def test_what_does_not_fit_is_said(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str

@@ -16,6 +16,7 @@ from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import settings_of
 from pdserve.shared.errors import ClusterError, ConfigError, KvBudgetTooSmall, MissingTensor
 from pdserve.shared.process.may_pass import NotNow
+from tests.matrix import matrix
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def test_a_benchmark_has_a_module_that_runs_its_config(bench):
     assert hints == {"config": bench.config, "setup": dict[str, object], "return": int}
 
 
-@pytest.mark.parametrize("bench", BENCHES, ids=lambda bench: bench.name)
+@pytest.mark.parametrize("bench", matrix(BENCHES, 2), ids=lambda bench: bench.name)
 def test_a_benchmark_has_help(bench, capsys):
     with pytest.raises(SystemExit) as info:
         build_parser().parse_args(["bench", bench.name, "--help"])

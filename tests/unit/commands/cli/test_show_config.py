@@ -13,6 +13,7 @@ from pdserve.settings.access import API_KEY_VARIABLE
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import settings_of
 from pdserve.settings.struct import ConfigStruct
+from tests.matrix import matrix
 
 STRUCTS = {
     "up": ClusterConfig,
@@ -90,7 +91,7 @@ def test_what_would_be_refused_is_refused(capsys, tmp_path):
     assert "there is no setting `engine.kv_memry`; did you mean `engine.kv_memory`?" in said
 
 
-@pytest.mark.parametrize("words", [["config"], ["up", "--help"]], ids=" ".join)
+@pytest.mark.parametrize("words", matrix([["config"], ["up", "--help"]], 1), ids=" ".join)
 def test_a_reader_that_has_seen_enough_is_no_error(words: list[str]) -> None:
     """As `pdserve config | head -1`."""
     command = [sys.executable, "-m", "pdserve", *words]

@@ -112,6 +112,7 @@ def test_no_column_is_cut_in_a_narrow_terminal(width):
     assert ("127.0.0.1:5000" in text) == (width >= 100)
 
 
+@pytest.mark.long
 async def test_a_pipe_gets_all_columns():
     async with answering(200, msgspec.json.encode(STATUS)) as url:
         command = [sys.executable, "-m", "pdserve", "status", "--url", url]

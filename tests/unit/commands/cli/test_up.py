@@ -16,6 +16,7 @@ from pdserve.commands.cli.certs import make
 from pdserve.commands.cluster.coordinator_http import trust_in
 from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.commands.cluster.status import fetch_status
+from tests.matrix import matrix
 
 # Like `pdserve up FLAGS`, but its children are the program named first.
 RUN_UP = """
@@ -104,6 +105,7 @@ async def test_ctrl_c_stops_a_ready_cluster_with_exit_code_0(start_up):
     assert "stopping, for 5 s at most" in up.errors[-1]
 
 
+@pytest.mark.long  # in one process it is spoken by default
 async def test_https_is_spoken_and_told(start_up, tmp_path):
     pytest.importorskip("cryptography", reason="the certs extra is not installed")
     keys = make(tmp_path, "coordinator", ["127.0.0.1"], datetime.timedelta(days=1))
@@ -114,7 +116,7 @@ async def test_https_is_spoken_and_told(start_up, tmp_path):
     assert await up.exit_code() == 0
 
 
-@pytest.mark.parametrize("name", ["decode-0", COORDINATOR])
+@pytest.mark.parametrize("name", matrix(["decode-0", COORDINATOR], 1))
 async def test_a_lost_process_is_started_again(start_up, name):
     up = await start_up()
     url = re.search(r"http://[\d.:]+", await up.invitation())[0]
@@ -129,6 +131,7 @@ async def test_a_lost_process_is_started_again(start_up, name):
     assert await up.exit_code() == 0
 
 
+@pytest.mark.long
 async def test_each_start_is_later_than_the_one_before(start_up):
     up = await start_up("--mode=colocated")
     await up.invitation()
@@ -141,6 +144,7 @@ async def test_each_start_is_later_than_the_one_before(start_up):
     await up.says("coordinator .* ended with signal SIGKILL; starting it again in 0.2 s")
 
 
+@pytest.mark.long
 async def test_what_ends_while_the_cluster_is_stopped_is_not_started_again(start_up):
     """Nor what was to be started in a moment."""
     up = await start_up("--model=deaf")
@@ -155,6 +159,7 @@ async def test_what_ends_while_the_cluster_is_stopped_is_not_started_again(start
     assert "starting it again" not in up.errors[-1]
 
 
+@pytest.mark.long
 async def test_one_that_is_stopped_before_it_hears_of_signals_has_not_failed(start_up):
     """It may have been started again a moment ago."""
     up = await start_up("--model=unprepared")
@@ -164,6 +169,7 @@ async def test_one_that_is_stopped_before_it_hears_of_signals_has_not_failed(sta
     assert "ended with" not in up.errors[-1]
 
 
+@pytest.mark.long  # it is refused beforehand by default
 async def test_a_bad_model_is_told_in_one_line_with_the_childs_exit_code(start_up):
     up = await start_up("--model=bad")
     assert await up.exit_code() == 2
@@ -175,6 +181,7 @@ async def test_a_bad_model_is_told_in_one_line_with_the_childs_exit_code(start_u
     assert "".join(up.errors).count("no checkpoint at bad") == 1
 
 
+@pytest.mark.long  # a second Ctrl-C does by default
 async def test_ctrl_c_while_loading_kills_at_once(start_up):
     up = await start_up("--model=stuck")
     await up.says("the fake coordinator listens")
@@ -191,6 +198,7 @@ async def test_a_second_ctrl_c_kills_at_once(start_up):
     assert await up.exit_code() == 130
 
 
+@pytest.mark.long  # any child ends with its parent: test_parent_death.py
 async def test_children_do_not_survive_a_killed_parent(start_up):
     up = await start_up("--mode=colocated")
     await up.invitation()

@@ -13,6 +13,7 @@ from pdserve.commands.simulation.events import Events
 from pdserve.commands.simulation.node import Node
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import Mode, PolicyConfig
+from tests.matrix import matrix
 from tests.simulation.machines import A100_13B
 from tests.simulation.score import scored
 from tests.simulation.workload import calls, lognormal, poisson
@@ -35,7 +36,7 @@ def simulated(right: float, mode: Mode = "disaggregated", per_s: float = 1.0) ->
     return tpot_s, sum(node.num_steps for node in nodes)
 
 
-@pytest.mark.parametrize("mode", ["disaggregated", "colocated"])
+@pytest.mark.parametrize("mode", matrix(["disaggregated", "colocated"], 1))
 def test_the_more_are_right_the_less_a_token_takes(mode: Mode) -> None:
     tpots_s, steps = zip(*(simulated(right, mode) for right in (0.0, 0.4, 0.8)), strict=True)
     assert tpots_s[0] > 1.2 * tpots_s[1] > 1.2 * 1.2 * tpots_s[2]

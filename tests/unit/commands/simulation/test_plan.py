@@ -39,7 +39,7 @@ LOAD = PlanConfig(
     scenario="conversation",
     calibration="a100-13b",
     rate=30.0,
-    requests=120,
+    requests=80,
     ttft_s=1.0,
     tpot_s=0.05,
     max_nodes=4,
@@ -188,6 +188,7 @@ def test_what_prompts_share_takes_no_time_for_prompts(tmp_path: Path) -> None:
     assert plan.chosen.tried.result.cached_tokens > 0.9 * knee.mean_shared * 60
 
 
+@pytest.mark.long
 def test_what_cannot_be_predicted_is_said_and_stops_nothing() -> None:
     """Lengths that grow by a fifth are beyond what the model takes: the plan stands."""
     long = {"scenario": "long-prompts", "length_scale": 7.5, "rate": 0.05, "requests": 13}
@@ -200,6 +201,7 @@ def test_what_cannot_be_predicted_is_said_and_stops_nothing() -> None:
     assert "unknown" in said(plan)
 
 
+@pytest.mark.long
 def test_a_load_beyond_the_calibration_is_refused(tmp_path: Path) -> None:
     calibration = json.loads(
         (ROOT / "pdserve/commands/simulation/calibrations/a100-13b.json").read_text()
@@ -277,6 +279,7 @@ def test_of_equal_cost_the_better_goodput_is_taken_and_the_reason_told(
     assert told in why
 
 
+@pytest.mark.long
 def test_all_deployments_of_the_least_cost_are_compared(plan: PlanReport) -> None:
     """And why one of them is taken is printed."""
     one_price = answer(PlanConfig(**(vars_of(LOAD) | {"price": [], "modes": ["adaptive"]})))
@@ -315,6 +318,7 @@ def vars_of(config: PlanConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in config.__struct_fields__}
 
 
+@pytest.mark.long
 def test_prefill_nodes_with_other_weights_are_tried_too(tmp_path: Path) -> None:
     """With their own times: half as long for prompts. One such node does what two of others do."""
     decode = msgspec.structs.replace(load_calibration("a100-13b"), quantisation="int4")

@@ -22,6 +22,7 @@ from pdserve.commands.simulation.validate.run import beyond
 from pdserve.measured.calibration import HeldOutErrors
 from pdserve.shared.errors import ClusterError
 from pdserve.shared.process.exit_codes import FAILED, FORCED
+from tests.matrix import matrix
 
 
 def figures(attainment: float, ttft_p99: float) -> Figures:
@@ -120,15 +121,18 @@ def test_a_run_in_which_nothing_is_answered_has_no_latencies() -> None:
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [
-        ("--traces /nowhere.jsonl", "cannot read the trace /nowhere.jsonl"),
-        (
-            "--calibration core-53m --scenarios conversation --deployments 1P1D --requests 10 "
-            "--ttft-s 1e-4 --tpot-s 1e-5",
-            "conversation, disaggregated 1P1D: no rate is predicted at which TTFT 0.0001 s and "
-            "TPOT 1e-05 s are just kept: its goodput is below the rates; give another --ttft-s",
-        ),
-    ],
+    matrix(
+        [
+            ("--traces /nowhere.jsonl", "cannot read the trace /nowhere.jsonl"),
+            (
+                "--calibration core-53m --scenarios conversation --deployments 1P1D --requests 10 "
+                "--ttft-s 1e-4 --tpot-s 1e-5",
+                "conversation, disaggregated 1P1D: no rate is predicted at which TTFT 0.0001 s and "
+                "TPOT 1e-05 s are just kept: its goodput is below the rates; give another --ttft-s",
+            ),
+        ],
+        1,
+    ),
 )
 def test_what_leads_nowhere_is_told_before_anything_is_measured(
     words: str, told: str, capsys: pytest.CaptureFixture[str]
@@ -137,6 +141,7 @@ def test_what_leads_nowhere_is_told_before_anything_is_measured(
     assert told in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.long
 def test_nothing_is_measured_before_all_is_known_to_be_worth_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

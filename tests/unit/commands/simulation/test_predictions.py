@@ -90,6 +90,7 @@ def test_the_seed_decides_all() -> None:
     assert once.score != other.score
 
 
+@pytest.mark.long
 def test_a_hopeless_rate_is_not_simulated_to_its_end() -> None:
     case = QUESTION.case(NOISY, 0)
     result = run(rig(), PAIR, case, 100.0, 400, PROMISE, 0)
@@ -118,6 +119,7 @@ def test_prompts_of_calls_that_have_no_token_cost_nothing() -> None:
     assert 0 < cut.prompt_tokens < 0.5 * whole.prompt_tokens
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_weighs_as_much_as_one_that_was_not() -> None:
     """The worse a run is, the sooner it is stopped: its few requests would hardly count."""
     case = QUESTION.case(NOISY, 0)

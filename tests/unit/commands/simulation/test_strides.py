@@ -14,6 +14,7 @@ from pdserve.commands.simulation.events import Events
 from pdserve.commands.simulation.node import Node
 from pdserve.protocol import NodeRole, Slo
 from pdserve.settings.config import Mode, PolicyConfig
+from tests.matrix import examples, matrix
 from tests.simulation.machines import A100_13B
 from tests.simulation.scenarios import noise
 from tests.simulation.score import scored
@@ -60,7 +61,7 @@ def simulated(
 
 
 @pytest.mark.long
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     mode=st.sampled_from(sorted(NODES)),
     decode_policy=st.sampled_from(["tpot-cap", "max-batch", "static", "slack-batch"]),
@@ -77,7 +78,7 @@ def test_strides_change_no_result(
     assert simulated(*case, strides=True) == simulated(*case, strides=False)
 
 
-@pytest.mark.parametrize("mode", NODES)
+@pytest.mark.parametrize("mode", matrix(NODES, 1))
 def test_the_same_seed_gives_the_same_results_and_another_one_others(mode: Mode) -> None:
     case = mode, PolicyConfig(), 64 * 1024, 1.0
     once = simulated(*case, 1, strides=True)

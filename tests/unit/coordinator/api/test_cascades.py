@@ -207,6 +207,7 @@ async def test_a_classifier_says_beforehand_whether_a_tier_is_asked() -> None:
     assert two.outcomes == [("small", "min_logprob"), ("large", "answered")]
 
 
+@pytest.mark.long
 def test_a_classifier_of_other_tiers_or_none_gets_one_line(tmp_path: Path) -> None:
     file = tmp_path / "route.json"
 

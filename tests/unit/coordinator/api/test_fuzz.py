@@ -16,6 +16,7 @@ from coordinator.api.completions import CompletionRequest
 from coordinator.api.read.body import IGNORED, NEUTRAL, field_names
 from coordinator.api.read.chat import ChatRequest
 from tests.fakes.generator import MODEL
+from tests.matrix import examples
 from tests.unit.coordinator.api.harness import served
 
 NAMES = sorted(
@@ -114,7 +115,7 @@ async def check(response: aiohttp.ClientResponse) -> None:
 NO_FIXTURE_CHECK = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=60, suppress_health_check=NO_FIXTURE_CHECK)
+@settings(max_examples=examples(60), suppress_health_check=NO_FIXTURE_CHECK)
 @given(body=bodies(), chat=st.booleans())
 def test_any_body_is_answered_or_refused_in_the_apis_form(
     poster: Any, body: dict[str, Any], chat: bool
@@ -125,7 +126,7 @@ def test_any_body_is_answered_or_refused_in_the_apis_form(
     poster(path, json.dumps(body).encode())
 
 
-@settings(max_examples=50, suppress_health_check=NO_FIXTURE_CHECK)
+@settings(max_examples=examples(50), suppress_health_check=NO_FIXTURE_CHECK)
 @given(raw=st.binary(max_size=40) | values.map(lambda value: json.dumps(value).encode()))
 def test_bytes_that_are_no_request_are_refused(poster: Any, raw: bytes) -> None:
     assert poster("/v1/chat/completions", raw) == 400

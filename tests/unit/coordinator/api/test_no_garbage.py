@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from tests.fakes.generator import MODEL
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import Harness, served
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -26,7 +27,7 @@ CALLS = {
 
 
 @pytest.mark.usefixtures("collector_off")
-@pytest.mark.parametrize(("path", "body"), CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(("path", "body"), matrix(CALLS.values(), 3), ids=CALLS)
 async def test_a_call_leaves_no_cycle_behind(path: str, body: dict[str, Any]) -> None:
     async with served() as api, aiohttp.ClientSession() as client:
         await _call(client, api, path, body)  # what is made once

@@ -134,7 +134,14 @@ FEW = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-READ_ALIKE = {  # as others of these: their long lists of wrong bodies say nothing new
+READ_ALIKE = {  # as chats or others of these: their long lists of wrong bodies say nothing new
+    "createResponse",
+    "createBatch",
+    "createEmbedding",
+    "rerank",
+    "detokenize",
+    "updateConversation",
+    "shareRevisions",
     "scoreUnversioned",
     "rerankUnversioned",
     "rerankBare",

@@ -20,6 +20,7 @@ from pdserve.settings.config import CoordinatorConfig
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import ConfigError, NodeLost, Overloaded
 from tests.fakes.generator import MODEL, FakeGenerator, Pause, Step, Tokens, says
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import Harness, is_error_body, served
 from tests.unit.coordinator.api.raw_client import connected
 
@@ -69,7 +70,9 @@ def tenants(tmp_path: Path, usage: Path, clock: ManualClock) -> Iterator[Tenants
 @pytest.mark.parametrize(
     "headers", [{}, bearer(""), bearer("nobody"), {"Authorization": "Basic acme-1"}]
 )
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v1/nothing", "/admin/x"])
+@pytest.mark.parametrize(
+    "path", matrix(["/v1/models", "/v1/chat/completions", "/v1/nothing", "/admin/x"], 2)
+)
 async def test_without_a_key_nobody_gets_in(
     tenants: Tenants, headers: dict[str, str], path: str
 ) -> None:
@@ -204,7 +207,7 @@ async def tokens_left(api: Harness) -> int:
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
-@pytest.mark.parametrize("endpoint", ["chat/completions", "completions", "embeddings"])
+@pytest.mark.parametrize("endpoint", matrix(["chat/completions", "completions", "embeddings"], 1))
 @pytest.mark.parametrize("was_dispatched", [True, False])
 async def test_leaving_before_the_first_token_saves_nothing(
     tenants: Tenants, endpoint: str, is_streaming: bool, was_dispatched: bool
@@ -350,7 +353,7 @@ async def test_the_key_of_the_environment_is_an_operators() -> None:
             assert response.status == 404
 
 
-@pytest.mark.parametrize("has_keys", [True, False])
+@pytest.mark.parametrize("has_keys", matrix([True, False], 1))
 @pytest.mark.parametrize("token", ["", "m" * 16])
 @pytest.mark.parametrize("anybody", [False, True])
 async def test_the_state_is_for_who_has_a_key_or_the_token_for_it(

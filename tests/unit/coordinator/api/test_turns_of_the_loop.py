@@ -30,6 +30,7 @@ from coordinator.stateful.socket_inbox import MAX_MESSAGE_BYTES
 from pdserve import _native
 from tests.fakes.generator import FakeGenerator
 from tests.fakes.tokenizer import FakeTokenizer
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import served
 
 MOST_S = 0.05
@@ -171,6 +172,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a conversation": ("/v1/conversations", {"items": [{**HI, "content": PARTS}] * 20}),
 }
 
+# Of each way to read a body the case that takes most.
+TELLING = {
+    "messages",
+    "tools",
+    "a schema",
+    "unknown names",
+    "answers",
+    "prompts of ids",
+    "inputs",
+    "ids to show",
+    "input items that do not fit",
+}
 JUDGE = ScoringModel(YesNo(50, 60))
 REFUSED = {  # but only after all of it has been read
     "a text",
@@ -182,7 +195,7 @@ REFUSED = {  # but only after all of it has been read
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", matrix(CASES, TELLING))
 async def test_no_turn_does_more_than_a_little(case: str, turns: Turns) -> None:
     path, body = CASES[case]
     model = {} if path in ("/tokenize", "/detokenize", "/v1/conversations") else {"model": "alias"}

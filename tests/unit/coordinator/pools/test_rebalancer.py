@@ -23,6 +23,7 @@ from coordinator.pools.rebalancer import (
 )
 from pdserve.protocol import NodeRole
 from pdserve.shared.clock import ManualClock
+from tests.matrix import examples
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 TICK_S = 0.5
@@ -194,11 +195,12 @@ def serve(pools: Pools, demand: Demand, seconds: float) -> None:
         pools.tick()
 
 
+@pytest.mark.long
 @given(
     sizes=st.tuples(st.integers(1, 8), st.integers(1, 8)),
     asked=st.tuples(st.floats(0, 10), st.floats(0, 10)),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_under_a_steady_load_nodes_come_to_rest(
     sizes: tuple[int, int], asked: tuple[float, float]
 ) -> None:
@@ -217,7 +219,7 @@ def test_under_a_steady_load_nodes_come_to_rest(
         st.tuples(st.integers(1, 120), st.floats(0, 3), st.floats(0, 3)), min_size=1, max_size=12
     ),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_whatever_the_load_does_the_guards_hold(
     sizes: tuple[int, int], phases: list[tuple[int, float, float]]
 ) -> None:

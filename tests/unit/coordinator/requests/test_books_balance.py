@@ -7,10 +7,11 @@ import pytest
 from pdserve.protocol import TokenEvent
 from pdserve.settings.config import Mode
 from pdserve.shared.errors import PdserveError
+from tests.matrix import matrix
 from tests.unit.coordinator.requests.played_cluster import PlayedCluster
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", matrix(range(3), 1))
 @pytest.mark.parametrize("mode", ["disaggregated", "colocated", "adaptive"])
 async def test_all_books_balance_in_the_end(mode: Mode, seed: int) -> None:
     cluster = PlayedCluster(mode, seed)

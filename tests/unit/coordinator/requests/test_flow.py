@@ -52,6 +52,7 @@ from pdserve.shared.introduction import is_introduced
 from tests.fakes.hellos import node_hello
 from tests.fakes.members import NO_GAP, TIMES, made_flow, output, report
 from tests.fakes.outbox import RecordingOutbox
+from tests.matrix import matrix
 from tests.waits import until
 
 
@@ -219,7 +220,7 @@ async def test_a_single_token_needs_no_decode_node(nodes: Nodes) -> None:
     assert await output(running) == [100]
 
 
-@pytest.mark.parametrize("order", list(permutations(range(4))))
+@pytest.mark.parametrize("order", matrix([(one,) for one in list(permutations(range(4)))], 8))
 async def test_tokens_come_out_in_order_once(nodes: Nodes, order: tuple[int, ...]) -> None:
     prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
     running = nodes.start()

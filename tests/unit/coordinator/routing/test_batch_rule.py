@@ -15,6 +15,7 @@ from pdserve.protocol import NodeRole, PerfReport, StepCosts
 from pdserve.rules.batch import aimed_s, has_place
 from pdserve.shared.clock import ManualClock
 from tests.fakes.runner import decode_policy
+from tests.matrix import examples
 from tests.requests import make_request
 from tests.unit.coordinator.routing.nodes import BLOCK_SIZE, NUM_BLOCKS, Nodes
 
@@ -30,7 +31,7 @@ def request(num_tokens: int, tpot_s: float) -> Request:
     return make_request(num_tokens, targets=Targets(tpot_s=tpot_s))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     contexts=st.lists(st.integers(1, 150), max_size=20),
     newcomer=st.integers(1, 150),

@@ -10,6 +10,7 @@ import pytest
 from coordinator.prefixes.index import PromptHashes
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import Mode, RouterName
+from tests.matrix import matrix
 from tests.unit.coordinator.routing.nodes import Nodes, names
 
 PREFILL, DECODE = NodeRole
@@ -23,7 +24,7 @@ def two(mode: Mode = "disaggregated", policy: RouterName = "predicted") -> Nodes
     return nodes
 
 
-@pytest.mark.parametrize("mode", get_args(Mode))
+@pytest.mark.parametrize("mode", matrix(get_args(Mode), 2))
 @pytest.mark.parametrize("policy", get_args(RouterName))
 def test_a_request_goes_to_nodes_of_its_revision(mode: Mode, policy: RouterName) -> None:
     nodes = two(mode, policy)

@@ -14,6 +14,7 @@ from coordinator.stateful.storage.packed_items import pack
 from coordinator.stateful.storage.stored import MAX_ITEMS, StoredConversation
 from pdserve.shared.errors import InvalidRequest
 from tests.fakes.generator import MODEL, FakeGenerator, Pause, Tokens, says, tool_tokenizer
+from tests.matrix import matrix
 from tests.unit.coordinator.api.answer.test_tools import CALL
 from tests.unit.coordinator.api.harness import client_of, served, tail_of_prompt
 from tests.unit.coordinator.api.test_tenants import bearer, clock, tenants, usage
@@ -59,7 +60,9 @@ async def test_items_are_added_listed_and_taken_out() -> None:
         assert [item.id for item in left.data] == [items[2].id, items[0].id]
 
 
-@pytest.mark.parametrize("how", [{}, {"background": True}, {"store": False}, {"stream": True}])
+@pytest.mark.parametrize(
+    "how", matrix([{}, {"background": True}, {"store": False}, {"stream": True}], 2)
+)
 async def test_responses_go_on_in_it(how: dict[str, Any]) -> None:
     generator = FakeGenerator(says(f"I look.\n{CALL}"))
     async with served(generator, tool_tokenizer()) as api, client_of(api) as client:
@@ -106,19 +109,22 @@ async def test_what_fails_leaves_it_as_it_was() -> None:
 
 @pytest.mark.parametrize(
     ("path", "body", "param"),
-    [
-        ("", {"items": [{"role": "user"}]}, "items[0].content"),
-        ("", {"items": [{"role": "user", "content": "x", "audio": 1}]}, "items[0].audio"),
-        ("", {"items": [{"role": "user", "content": "x"}] * 21}, "items"),
-        ("", {"metadata": {"a": 1}}, "metadata"),
-        ("/{}", {}, "metadata"),
-        ("/{}/items", {"items": []}, "items"),
-        (
-            "/{}/items",
-            {"items": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
-            "items[0].call_id",
-        ),
-    ],
+    matrix(
+        [
+            ("", {"items": [{"role": "user"}]}, "items[0].content"),
+            ("", {"items": [{"role": "user", "content": "x", "audio": 1}]}, "items[0].audio"),
+            ("", {"items": [{"role": "user", "content": "x"}] * 21}, "items"),
+            ("", {"metadata": {"a": 1}}, "metadata"),
+            ("/{}", {}, "metadata"),
+            ("/{}/items", {"items": []}, "items"),
+            (
+                "/{}/items",
+                {"items": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+                "items[0].call_id",
+            ),
+        ],
+        3,
+    ),
 )
 async def test_what_cannot_be_is_refused_by_name(path: str, body: Any, param: str) -> None:
     async with served() as api, client_of(api) as client:
@@ -216,7 +222,9 @@ async def test_a_conversation_has_bounds() -> None:
         assert api.generator.generations == []
 
 
-@pytest.mark.parametrize("how", [{}, {"stream": True}, {"background": True}, {"store": False}])
+@pytest.mark.parametrize(
+    "how", matrix([{}, {"stream": True}, {"background": True}, {"store": False}], 1)
+)
 async def test_calls_at_the_same_time_do_not_make_it_too_long(how: dict[str, Any]) -> None:
     """Each of them would have room alone; the one that comes too late fails, and says so."""
     is_filled = asyncio.Event()

@@ -21,6 +21,7 @@ from tests.fakes.generator import (
     tiny_tokenizer,
     tool_tokenizer,
 )
+from tests.matrix import matrix
 from tests.unit.coordinator.api.answer.test_tools import CALL
 from tests.unit.coordinator.api.harness import (
     Harness,
@@ -408,7 +409,8 @@ async def test_a_response_repeats_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("effort", "told"), [(None, "-"), ("none", "none, off"), ("low", "low"), ("max", "max")]
+    ("effort", "told"),
+    matrix([(None, "-"), ("none", "none, off"), ("low", "low"), ("max", "max")], 1),
 )
 async def test_effort_is_told_to_templates_that_know_it(effort: Any, told: str) -> None:
     knows = (
@@ -440,52 +442,58 @@ async def test_what_a_client_says_to_the_template_goes_first() -> None:
 
 @pytest.mark.parametrize(
     ("body", "param"),
-    [
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 3}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
-        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
-        ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user", "content": "x", "audio": 1}]}, "input[0].audio"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content[0].type",
-        ),
-        (
-            {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
-            "input[0].call_id",
-        ),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f"}]},
-            "input[0].arguments",
-        ),
-        ({"input": [{"role": "user", "content": [{"type": "text"}]}]}, "input[0].content[0].text"),
-        ({"background": True, "store": False}, "background"),
-        ({"conversation": 3}, "conversation"),
-        ({"prompt": {"id": "p"}}, "prompt"),
-        ({"truncation": "middle"}, "truncation"),
-        ({"access_programs": ["a"]}, "access_programs"),
-        ({"background_options": {"priority": 1}}, "background_options"),
-        ({"image": {"size": "auto"}}, "image"),
-        ({"truncation": "auto", "input": "x" * 100_000}, "input"),
-        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "function", "name": "no space"}]}, "tools[0].name"),
-        ({"include": ["file_search_call.results"]}, "include[0]"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"stream_options": {}}, "stream_options"),
-        ({"metadata": {"a": 1}}, "metadata"),
-        ({"metadata": {"a" * 65: "x"}}, "metadata"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"min_tokens": 600}, "min_tokens"),
-        ({"n": 2}, "n"),
-        ({"messages": []}, "messages"),
-        ({"input": "x" * 100_000}, "input"),
-    ],
+    matrix(
+        [
+            ({"input": None}, "input"),
+            ({"input": []}, "input"),
+            ({"input": 3}, "input"),
+            ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
+            ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+            ({"input": [{"role": "user"}]}, "input[0].content"),
+            ({"input": [{"content": "x"}]}, "input[0].role"),
+            ({"input": [{"role": "user", "content": "x", "audio": 1}]}, "input[0].audio"),
+            (
+                {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+                "input[0].content[0].type",
+            ),
+            (
+                {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+                "input[0].call_id",
+            ),
+            (
+                {"input": [{"type": "function_call", "call_id": "c", "name": "f"}]},
+                "input[0].arguments",
+            ),
+            (
+                {"input": [{"role": "user", "content": [{"type": "text"}]}]},
+                "input[0].content[0].text",
+            ),
+            ({"background": True, "store": False}, "background"),
+            ({"conversation": 3}, "conversation"),
+            ({"prompt": {"id": "p"}}, "prompt"),
+            ({"truncation": "middle"}, "truncation"),
+            ({"access_programs": ["a"]}, "access_programs"),
+            ({"background_options": {"priority": 1}}, "background_options"),
+            ({"image": {"size": "auto"}}, "image"),
+            ({"truncation": "auto", "input": "x" * 100_000}, "input"),
+            ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+            ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+            ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+            ({"tools": [{"type": "function", "name": "no space"}]}, "tools[0].name"),
+            ({"include": ["file_search_call.results"]}, "include[0]"),
+            ({"top_logprobs": 2}, "top_logprobs"),
+            ({"stream_options": {}}, "stream_options"),
+            ({"metadata": {"a": 1}}, "metadata"),
+            ({"metadata": {"a" * 65: "x"}}, "metadata"),
+            ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+            ({"max_output_tokens": 0}, "max_output_tokens"),
+            ({"min_tokens": 600}, "min_tokens"),
+            ({"n": 2}, "n"),
+            ({"messages": []}, "messages"),
+            ({"input": "x" * 100_000}, "input"),
+        ],
+        8,
+    ),
 )
 async def test_what_cannot_be_is_refused_by_name(body: dict[str, Any], param: str) -> None:
     async with served(None, tool_tokenizer()) as api, post(api, **body) as response:

@@ -8,6 +8,7 @@ import pydantic
 import pytest
 
 from tests.fakes.generator import MODEL, FakeGenerator, says, tool_tokenizer
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import client_of, is_error_body, served
 from tests.unit.coordinator.api.plan.test_structured import POINT, sent, takes
 from tests.unit.coordinator.stateful.test_responses import post
@@ -40,25 +41,28 @@ async def test_the_sdk_parses_what_it_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("body", "good", "bad"),
-    [
-        ({"text": {"format": {"type": "text"}}}, None, None),
-        ({"text": {}}, None, None),
-        ({"text": {"format": {"type": "json_object"}}}, '{"a": 1}', "[]"),
-        (
-            {"text": {"format": {"type": "json_object", "schema": SCHEMA["schema"]}}},
-            '{"x": 1}',
-            "{}",
-        ),
-        ({"text": {"format": SCHEMA}}, '{"x": 1}', "{}"),
-        ({"structured_outputs": {"regex": "a|b"}}, "a", "ab"),
-        ({"tools": TOOLS}, None, None),
-        ({"tools": TOOLS, "tool_choice": "required"}, call_of("forget"), "No."),
-        (
-            {"tools": TOOLS, "tool_choice": {"type": "function", "name": "locate"}},
-            call_of("locate"),
-            call_of("forget"),
-        ),
-    ],
+    matrix(
+        [
+            ({"text": {"format": {"type": "text"}}}, None, None),
+            ({"text": {}}, None, None),
+            ({"text": {"format": {"type": "json_object"}}}, '{"a": 1}', "[]"),
+            (
+                {"text": {"format": {"type": "json_object", "schema": SCHEMA["schema"]}}},
+                '{"x": 1}',
+                "{}",
+            ),
+            ({"text": {"format": SCHEMA}}, '{"x": 1}', "{}"),
+            ({"structured_outputs": {"regex": "a|b"}}, "a", "ab"),
+            ({"tools": TOOLS}, None, None),
+            ({"tools": TOOLS, "tool_choice": "required"}, call_of("forget"), "No."),
+            (
+                {"tools": TOOLS, "tool_choice": {"type": "function", "name": "locate"}},
+                call_of("locate"),
+                call_of("forget"),
+            ),
+        ],
+        4,
+    ),
 )
 async def test_nodes_are_told_what_to_enforce(
     body: dict[str, Any], good: str | None, bad: str | None

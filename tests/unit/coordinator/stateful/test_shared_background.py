@@ -15,6 +15,7 @@ from coordinator.stateful.again import go_on
 from coordinator.stateful.storage.shared.entries import SharedEntries
 from coordinator.stateful.storage.store import ResponseStore
 from tests.fakes.generator import MODEL, FakeGenerator, waits_for
+from tests.matrix import matrix
 from tests.postgres import Postgres
 from tests.unit.coordinator.api.harness import Harness, client_of, served
 
@@ -103,7 +104,7 @@ async def test_what_one_makes_another_shows_and_streams(url: str) -> None:
             await other.responses.retrieve(plain.id, stream=True)
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_streamed", matrix([False, True], 1))
 async def test_what_one_makes_another_cancels(url: str, is_streamed: bool) -> None:
     async with (
         coordinator(url, waits_for(asyncio.Event())) as (api, maker),

@@ -84,6 +84,7 @@ UPDATE pdserve_schema SET version = 1;
 """
 
 
+@pytest.mark.long
 async def test_tables_of_schema_1_are_taken_over(url: str) -> None:
     async with sharing(url, 1) as (store,):
         store.put(answered("resp_a"))

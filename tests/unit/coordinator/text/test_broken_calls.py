@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.text.parts import ToolFormat
+from tests.matrix import matrix
 from tests.unit.coordinator.text.test_calls import SIZES, TOOLS, Call, calls_of, cut, read
 
 BROKEN = [
@@ -204,7 +205,7 @@ def test_what_a_limit_cuts_off_is_not_ended(name: str) -> None:
     assert "".join(piece.arguments for piece in parts.calls) == '{"count": 12'
 
 
-@pytest.mark.parametrize("name", ["alpha", "Alice"])
+@pytest.mark.parametrize("name", matrix(["alpha", "Alice"], 1))
 def test_what_is_held_back_is_read_in_one_pass(name: str) -> None:
     """It holds the event loop; read anew at each character, this would take minutes."""
     for way, begin in (("hermes", '<tool_call>{"name": "alpha", "arguments": {"text": "'),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from coordinator.text.parts import CallPiece, Parts, ToolFormat
 from coordinator.text.parts.interface import Tools
+from tests.matrix import matrix
 
 Call = tuple[str, dict[str, Any]]
 SCHEMA: dict[str, Any] = {
@@ -288,7 +289,7 @@ def test_an_id_that_a_model_writes_before_a_call_is_streamed_is_its_own(
         assert piece == CallPiece(0, "alpha", '{"g": 1}', call_id)
 
 
-@pytest.mark.parametrize("unit", ["a", "1", "-", '\\"', "'", "\\"])
+@pytest.mark.parametrize("unit", matrix(["a", "1", "-", '\\"', "'", "\\"], 2))
 def test_what_a_model_repeats_without_end_is_read_in_one_pass(unit: str) -> None:
     """It holds the event loop; read anew from each character, this would take minutes."""
     wanders = unit * 40_000

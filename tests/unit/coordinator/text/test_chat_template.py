@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.text import ChatTemplate, TemplateInput, Tokenizer
 from pdserve.shared.errors import InvalidRequest, TokenizerError
+from tests.matrix import matrix
 from tests.unit.coordinator.text import made_tokenizers as made
 
 MESSAGES = [
@@ -53,7 +54,7 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("add_generation_prompt", [True, False])
+@pytest.mark.parametrize("add_generation_prompt", matrix([True, False], 1))
 def test_renders_like_transformers(name: str, add_generation_prompt: bool, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.text import IncrementalDetokenizer, Tokenizer
+from tests.matrix import matrix
 from tests.unit.coordinator.text import made_tokenizers as made
 
 FAMILIES: dict[str, Callable[[], str]] = {
@@ -53,7 +54,7 @@ def _ordinary(tokenizer: Tokenizer, token_id: int) -> bytes:
     return token.replace("▁", " ").encode()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", matrix(FAMILIES, 3))
 @given(draw=st.data(), skip=st.booleans())
 def test_random_tokens_add_up(family: str, draw: st.DataObject, skip: bool) -> None:
     tokenizer = load(family)

@@ -12,6 +12,7 @@ import pytest
 
 from coordinator.api.read.json_text import check_exact, check_request
 from pdserve.shared.errors import GrammarFailed, InvalidRequest
+from tests.matrix import matrix
 from tests.unit.coordinator.text.enforced import Enforced
 
 # fmt: off
@@ -63,7 +64,7 @@ def fits(number: Decimal, keyword: str, literal: str) -> bool:
     }[keyword]
 
 
-@pytest.mark.parametrize("keyword", KEYWORDS)
+@pytest.mark.parametrize("keyword", matrix(KEYWORDS, 2))
 def test_no_literal_is_enforced_as_another_one(keyword: str) -> None:
     num_enforced = 0
     for literal in LITERALS:
@@ -244,7 +245,7 @@ OPEN += [
 ]
 
 
-@pytest.mark.parametrize("schema", OPEN)
+@pytest.mark.parametrize("schema", matrix(OPEN, 6))
 def test_a_model_that_favours_digits_ends(schema: dict[str, Any]) -> None:
     for liked in ("9876543210.-", "0123456789", "-1.0", ".1e+"):
         text = Enforced(schema).favouring(liked, most=40)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pdserve.shared.errors import GrammarFailed, InvalidRequest
+from tests.matrix import matrix
 from tests.unit.coordinator.text.enforced import Enforced
 
 FILES: dict[str, list[Any]] = json.loads(
@@ -38,7 +39,7 @@ def run(name: str) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", matrix(FILES, 20))
 def test_no_invalid_instance_is_let_through(name: str) -> None:
     run(name)
 

@@ -14,6 +14,7 @@ from coordinator.text import ChatTemplate, TemplateInput
 from coordinator.text.chat_template import TemplateProcess, encoded, text_of
 from coordinator.text.threads import Asker
 from pdserve.shared.errors import DeadlineExceeded, InvalidRequest
+from tests.matrix import matrix
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHAT = TemplateInput(messages=MESSAGES)
@@ -32,10 +33,6 @@ ATTACKS = {
     "nested lists": DOUBLED.format("[1]", "[ns.x, ns.x]") + "{{ ns.x }}",
     "loops": "".join(f"{{% for {name} in range(90000) %}}" for name in "abcd") + "{% endfor %}" * 4,
 }
-ATTACKED = "".join(
-    f"{{% if messages[0].content == '{name}' %}}{attack}{{% endif %}}"
-    for name, attack in ATTACKS.items()
-)
 
 
 @asynccontextmanager
@@ -69,12 +66,13 @@ async def test_it_renders_as_the_template_does() -> None:
             assert await render(process, chat) == expected
 
 
-async def test_attacks_are_ended_and_the_next_chat_is_rendered() -> None:
-    async with rendering(ATTACKED + "{{ messages[0].content }}", cpu_s=0.1) as process:
-        for name in ATTACKS:
-            with pytest.raises(InvalidRequest, match="the chat template"):
-                await render(process, saying(name))
-            assert await render(process, saying("hello")) == "hello"
+@pytest.mark.parametrize("name", matrix(ATTACKS, 2))
+async def test_attacks_are_ended_and_the_next_chat_is_rendered(name: str) -> None:
+    source = f"{{% if messages[0].content == 'attack' %}}{ATTACKS[name]}{{% endif %}}"
+    async with rendering(source + "{{ messages[0].content }}", cpu_s=0.1) as process:
+        with pytest.raises(InvalidRequest, match="the chat template"):
+            await render(process, saying("attack"))
+        assert await render(process, saying("hello")) == "hello"
 
 
 def test_nothing_is_computed_when_a_template_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from coordinator.api.answer.sse import TextTemplate
 from coordinator.text import IncrementalDetokenizer
 from pdserve._native import Histogram, TextEvents, TokenRun, add_tokens
+from tests.matrix import examples
 from tests.unit.coordinator.text.test_detokenizer import load
 
 TEMPLATE = TextTemplate(lambda text: b'data: {"text":' + msgspec.json.encode(text) + b"}\n\n")
@@ -36,7 +37,7 @@ def events_of(detokenizer: IncrementalDetokenizer, gaps: Histogram) -> TextEvent
     return TextEvents(detokenizer.decoder, gaps, TEMPLATE.before, TEMPLATE.behind)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(draw=st.data(), skip=st.booleans(), keeps=st.booleans())
 def test_a_run_makes_the_events_of_its_tokens(draw: st.DataObject, skip: bool, keeps: bool) -> None:
     tokenizer = load("byte_level")
@@ -60,7 +61,7 @@ def test_a_run_makes_the_events_of_its_tokens(draw: st.DataObject, skip: bool, k
     assert ours.finish() == theirs.finish()
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(text=st.text(st.characters(codec="utf-8")))
 def test_text_is_json_in_an_event(text: str) -> None:
     tokenizer = load("byte_level")

@@ -21,7 +21,8 @@ from tests.checkpoints import (
     with_plain_tensors,
 )
 from tests.long_requests import LONG_ROPE
-from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
+from tests.matrix import matrix
+from tests.unit.engine_model.harness import EACH_DECODER, DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import assert_matches
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -124,6 +125,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
     ),
+}
+
+# Of each family the case that has most of it.
+TELLING = {
+    "llama with biases",
+    "mistral with window",
+    "qwen2 with windows",
+    "qwen3 with windows",
+    "mixtral with window",
+    "phi3 with longrope",
+    "phi3 partial",
+    "granite with biases",
+    "granite4",
+    "olmo2",
+    "olmo3 with yarn",
+    "smollm3",
+    "glm",
+    "glm4",
+    "cohere2",
+    "gpt-oss",
+    "qwen2 moe with MLPs",
+    "gemma2",
+    "gemma3 stretched",
+    "qwen3 moe with MLPs",
 }
 
 Mutant = Callable[[ModelConfig], ModelConfig]
@@ -257,7 +282,8 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@EACH_DECODER
+@pytest.mark.parametrize("case", matrix(CASES, TELLING))
 def test_family_matches_transformers(
     case: str, kind: DecoderKind, checkpoint_of: Callable[..., Path]
 ) -> None:
@@ -265,7 +291,7 @@ def test_family_matches_transformers(
     assert_matches(checkpoint_of(family, **overrides), kind)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", matrix(MUTANTS, 8))
 def test_what_is_special_of_a_family_matters(
     mutant: str, kind: DecoderKind, checkpoint_of: Callable[..., Path]
 ) -> None:
@@ -276,7 +302,7 @@ def test_what_is_special_of_a_family_matters(
     assert_differ(Node.load(path, kind), Node.load(path, kind, change=change))
 
 
-@pytest.mark.parametrize("mutant", PLAIN)
+@pytest.mark.parametrize("mutant", matrix(PLAIN, 2))
 def test_what_a_family_has_of_tensors_matters(
     mutant: str, kind: DecoderKind, checkpoint_of: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -294,8 +320,8 @@ def assert_differ(right: Node, wrong: Node) -> None:
     assert difference.mean() > 1e-3, "50 times what a match may be off"
 
 
-@pytest.mark.parametrize("style", [4, 5])
-@pytest.mark.parametrize("rope", ROPES)
+@pytest.mark.parametrize("style", matrix([4, 5], 1))
+@pytest.mark.parametrize("rope", matrix(ROPES, {"llama3", "yarn with mscale", "dynamic"}))
 def test_rope_matches_transformers(
     rope: str, style: int, kind: DecoderKind, tmp_path: Path
 ) -> None:

@@ -16,8 +16,9 @@ from pdserve.kv import KvDtype
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import ModelError
 from tests.checkpoints import edit_config, make_checkpoint, with_plain_tensors
+from tests.matrix import matrix
 from tests.requests import make_request
-from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
+from tests.unit.engine_model.harness import EACH_DECODER, DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import assert_matches
 
 Mutant = Callable[[ModelConfig], ModelConfig]
@@ -83,7 +84,8 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@EACH_DECODER
+@pytest.mark.parametrize("case", matrix(CASES, 3))
 def test_matches_transformers(
     case: str, kind: DecoderKind, checkpoint_of: Callable[..., Path]
 ) -> None:
@@ -91,7 +93,7 @@ def test_matches_transformers(
     assert_matches(checkpoint_of(family, **overrides), kind)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", matrix(MUTANTS, 4))
 def test_what_is_special_matters(
     mutant: str, kind: DecoderKind, checkpoint_of: Callable[..., Path]
 ) -> None:

@@ -21,8 +21,9 @@ from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.protocol import BadWord
 from pdserve.shared.errors import ModelError
 from tests.checkpoints import edit_config, make_checkpoint, with_plain_tensors
+from tests.matrix import matrix
 from tests.requests import make_request
-from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
+from tests.unit.engine_model.harness import EACH_DECODER, DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import assert_matches
 
 Mutant = Callable[[ModelConfig], ModelConfig]
@@ -65,6 +66,7 @@ MUTANTS: dict[str, Mutant] = {
 }
 
 
+@EACH_DECODER
 @pytest.mark.parametrize("case", CASES)
 def test_matches_transformers(
     case: str, kind: DecoderKind, checkpoint_of: Callable[..., Path]
@@ -73,7 +75,8 @@ def test_matches_transformers(
 
 
 @pytest.mark.parametrize(
-    "tensor", ["conv1d", "A_log", "dt_bias", "linear_attn.norm", "shared_expert_gate", "q_norm"]
+    "tensor",
+    matrix(["conv1d", "A_log", "dt_bias", "linear_attn.norm", "shared_expert_gate", "q_norm"], 2),
 )
 def test_what_is_special_matters(
     tensor: str, kind: DecoderKind, checkpoint_of: Callable[..., Path], tmp_path: Path

@@ -23,6 +23,7 @@ from pdserve.engine.kv.coded_rows import decoded
 from pdserve.engine.native.decoder import NativeDecoder
 from pdserve.engine.plan.forms import BFLOAT16, FLOAT32, FP8, INT8, WeightForm
 from pdserve.kv import KvDtype
+from tests.matrix import examples, matrix
 from tests.unit.engine_model.small_models import (
     Part,
     SmallModel,
@@ -127,8 +128,8 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
-@pytest.mark.parametrize("case", CASES)
-@settings(max_examples=25)
+@pytest.mark.parametrize("case", matrix([(one,) for one in CASES], 4))
+@settings(max_examples=examples(25))
 @given(data=st.data(), num_threads=st.sampled_from([1, 2, 3]))
 def test_bits_are_those_of_the_sequence_alone(
     case: Case, data: st.DataObject, num_threads: int
@@ -157,7 +158,7 @@ def test_bits_are_those_of_the_sequence_alone(
             assert same_bits(logits, torch.cat(rows))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", matrix([(one,) for one in CASES], 4))
 @pytest.mark.parametrize("num_emitted", [1, 15, 16, 60])
 def test_kv_of_emitted_tokens_in_one_chunk_is_that_of_step_by_step(
     case: Case, num_emitted: int
@@ -180,8 +181,8 @@ def test_kv_of_emitted_tokens_in_one_chunk_is_that_of_step_by_step(
     assert torch.equal(*kv)
 
 
-@pytest.mark.parametrize("case", CASES)
-@settings(max_examples=25)
+@pytest.mark.parametrize("case", matrix([(one,) for one in CASES], 3))
+@settings(max_examples=examples(25))
 @given(sampled=st.sets(st.integers(0, 99), max_size=12))
 def test_the_last_layer_of_few_rows_is_that_of_all(case: Case, sampled: set[int]) -> None:
     rows = sorted(sampled)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pdserve import _native
 from pdserve.engine.plan.forms import BFLOAT16, FP8, INT8, WeightForm
+from tests.kernels.cases import EACH_VARIANT
+from tests.matrix import examples, matrix
 from tests.unit.engine_model.native.exact import ExactDecoder, to_bfloat16
 from tests.unit.engine_model.small_models import all_logits, random_tokens, small_model
 
@@ -48,7 +49,7 @@ def test_float32_logits_are_as_exact_as_float32_can_be(fields: dict[str, Any]) -
     assert error_of(all_logits(small.native(), small.kv_cache(), tokens), exact) < 2e-6
 
 
-@pytest.mark.parametrize("form", [BFLOAT16, INT8, FP8])
+@pytest.mark.parametrize("form", matrix([BFLOAT16, INT8, FP8], 1))
 @pytest.mark.parametrize("model", MODELS)
 def test_bfloat16_is_off_by_what_rounding_predicts(model: str, form: WeightForm) -> None:
     small = small_model(torch.bfloat16, num_hidden_layers=4, **MODELS[model])
@@ -83,8 +84,8 @@ def test_int8_weights_change_little(dtype: torch.dtype) -> None:
     assert 1e-3 < error_of(found, exact) < 4e-2
 
 
-@pytest.mark.parametrize("variant", _native.kernel_variants())
-@settings(max_examples=15)
+@pytest.mark.parametrize("variant", EACH_VARIANT)
+@settings(max_examples=examples(15))
 @given(
     hidden_size=st.integers(1, 90),
     intermediate_size=st.integers(1, 90),

@@ -14,6 +14,7 @@ from pdserve.engine.prompt_results.results import scored_positions
 from pdserve.engine.request import Request, Scheduled
 from pdserve.protocol import TokenLogprobs
 from pdserve.shared.errors import UnusableLogits
+from tests.matrix import matrix
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 
@@ -41,7 +42,7 @@ def assert_scores(node: Node, prompt: Sequence[int], found: Sequence[TokenLogpro
         assert score.rank == int((row > row[token_id]).sum()) + 1
 
 
-@pytest.mark.parametrize("num_rows", [1, 7, 16, 10_000])
+@pytest.mark.parametrize("num_rows", matrix([1, 7, 16, 10_000], {7, 16}))
 @pytest.mark.parametrize("chunk", [5, 16, 10**6])
 def test_scores_do_not_depend_on_chunks_or_parts(node: Node, num_rows: int, chunk: int) -> None:
     with_rows_at_once(node, num_rows)

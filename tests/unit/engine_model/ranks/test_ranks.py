@@ -197,6 +197,7 @@ def _follow(memory_fd: int, mapped_fd: int) -> None:
     os._exit(memory[-1])
 
 
+@pytest.mark.long
 def test_the_memory_of_ranks_cannot_be_cut_under_them() -> None:
     kept: list[int] = []
 

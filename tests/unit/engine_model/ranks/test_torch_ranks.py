@@ -79,7 +79,9 @@ def test_a_family_on_several_ranks_matches_transformers(
         assert_node_matches(path, node, 100, 8)
 
 
-@pytest.mark.parametrize("divided", [(2, 1), (4, 1), (1, 3), (2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "divided", matrix([(one,) for one in [(2, 1), (4, 1), (1, 3), (2, 2)]], 1), ids=str
+)
 def test_tokens_of_a_batch_are_those_of_one_rank(
     checkpoint_of: Make, divided: tuple[int, int]
 ) -> None:

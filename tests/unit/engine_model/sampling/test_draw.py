@@ -24,6 +24,7 @@ from pdserve.engine.sampling.inverse_cdf import invert_cdf
 from pdserve.engine.sampling.uniform import philox, uniforms
 from pdserve.engine.sampling.weights import relative_weights
 from pdserve.protocol import SamplingParams
+from tests.matrix import matrix
 from tests.requests import make_request
 from tests.unit.engine_model.sampling.test_sampler import make_logits
 
@@ -98,7 +99,9 @@ def test_equals_stay_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "filters", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.2}], ids=str
+    "filters",
+    matrix([{"top_p": 0.8}, {}, {"temperature": 0.6}, {"top_k": 5}, {"min_p": 0.2}], 1),
+    ids=str,
 )
 def test_draws_have_the_exact_probabilities(filters: dict[str, Any]) -> None:
     num_draws, vocab_size = 40_000, 12

@@ -19,6 +19,7 @@ from pdserve.engine.weights.load import load_decoder, load_torch_weights
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import ModelError
 from tests.checkpoints import make_checkpoint
+from tests.matrix import matrix
 
 PLACES = [
     ("model.embed_tokens.weight", "row 7"),
@@ -36,7 +37,7 @@ def spoil(path: Path, name: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(("name", "where"), PLACES)
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("stored", matrix([torch.float32, torch.bfloat16, torch.float16], 1))
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_one_value_is_enough(
     tmp_path: Path, name: str, where: str, stored: torch.dtype, value: float

@@ -20,6 +20,7 @@ from pdserve.model_files.gguf.container import read_gguf
 from pdserve.shared.errors import MissingTensor, ModelError
 from tests.checkpoints import make_checkpoint
 from tests.gguf_files import as_gguf, gguf
+from tests.matrix import matrix
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 from tests.unit.engine_model.reference import assert_node_matches
 
@@ -105,13 +106,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+# Of each order of heads, and of each way to store experts, a case.
+TELLING = {"llama", "mixtral", "phi3", "deepseek_v3", "gpt_oss", "gemma3"}
+
 
 def mixed(name: str) -> str:
     """As real files: every type for some tensor."""
     return TYPES[sum(name.encode()) % len(TYPES)]
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=matrix(CASES, TELLING))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A GGUF file, and a folder with the same weights."""
     family, fields = CASES[request.param]

@@ -20,6 +20,7 @@ from pdserve.engine.weights.packing import packing
 from pdserve.engine.weights.stored.tensors import StoredTensor
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests.checkpoints import make_checkpoint
+from tests.matrix import matrix
 from tests.quantised_files import AWQ, FORMATS, Written, gptq_config, quantised
 from tests.quantised_writers import gptq_of
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
@@ -30,6 +31,13 @@ LONG = [
     for name in FORMATS
     if (family == "llama") != (name in FORMATS)
 ]
+
+# Of each way to code a case, in a format that has most of it.
+TELLING = {
+    ("mixtral", "gptq"),
+    *(("llama", name) for name in ("awq", "gptq-v2", "packed-zeros", "packed-order", "fp8-block")),
+    *(("llama", name) for name in ("modelopt-nvfp4", "mxfp4", "nf4-nested", "llm-int8")),
+}
 
 
 def opened(path: Path) -> dict[str, StoredTensor]:
@@ -59,7 +67,7 @@ def check_parts(path: Path, plain: Path) -> None:
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [*(("llama", name) for name in FORMATS), ("mixtral", "gptq"), *LONG],
+    [*matrix([("mixtral", "gptq"), *(("llama", name) for name in FORMATS)], TELLING), *LONG],
 )
 def test_a_quantised_checkpoint_computes_what_its_codes_stand_for(
     family: str, name: str, tmp_path: Path
@@ -75,7 +83,7 @@ def test_a_quantised_checkpoint_computes_what_its_codes_stand_for(
         assert logits[0].std() > 0.01
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", matrix(FORMATS, 4))
 def test_what_is_told_of_weights_names_no_raw_codes(name: str, tmp_path: Path) -> None:
     """But how they are quantised, what they are packed as, bytes, and the error."""
     made = make_checkpoint(tmp_path / "made", "llama", num_hidden_layers=1)

@@ -22,6 +22,7 @@ from pdserve.engine.weights.load import Progress, load_torch_weights
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import ModelError
 from tests.checkpoints import edit_config, make_checkpoint
+from tests.matrix import matrix
 from tests.quantised_files import FORMATS, Written, compressed, quantised
 from tests.quantised_writers import packed_of
 from tests.unit.engine_model.weights.test_quantised import opened
@@ -92,7 +93,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Tensors], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", matrix(DAMAGES, 6))
 def test_damaged_tensors_are_named(damage: str, made: Path, tmp_path: Path) -> None:
     name, edit, said = DAMAGES[damage]
     quantised(made, tmp_path / "q", FORMATS[name])
@@ -111,7 +112,7 @@ SCALES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", matrix(FORMATS, 5))
 def test_a_bad_scale_is_found_before_anything_is_decoded(
     name: str, made: Path, tmp_path: Path
 ) -> None:

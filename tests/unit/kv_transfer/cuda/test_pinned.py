@@ -124,6 +124,7 @@ async def test_a_load_that_fails_leaves_what_is_held(bench: Bench) -> None:
     assert (bench.parts[1].data[[8, 9]] == bench.parts[1].data[:2]).all()
 
 
+@pytest.mark.long
 async def test_the_memory_is_pinned_once_and_freed_with_the_tier() -> None:
     host = FakeHost()
     blocks = PinnedHostBlocks(3, [100, 300], host.driver())

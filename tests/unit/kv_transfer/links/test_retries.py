@@ -26,6 +26,7 @@ from pdserve.shared.errors import (
     TransferTimeout,
     TransportUnavailable,
 )
+from tests.matrix import examples
 from tests.unit.kv_transfer.pairs import SMALL
 
 NOTHING = np.empty(0, dtype=np.int64)
@@ -402,7 +403,7 @@ async def test_closing_ends_every_pull_that_waits_for_a_move(roads: Roads) -> No
 OUTCOMES = st.lists(st.sampled_from(["well", "break", "refuse"]), max_size=12)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     st.tuples(OUTCOMES, OUTCOMES),
     st.tuples(OUTCOMES, OUTCOMES),

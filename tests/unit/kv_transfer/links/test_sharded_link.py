@@ -27,6 +27,7 @@ from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import ConfigError, PeerLost, StaleTicket, TransferCancelled
 from pdserve.shared.introduction import introduce
 from tests.fakes.gpus import FakeHost
+from tests.matrix import matrix
 from tests.unit.kv_transfer.gpu_pairs import CUDA_IPC, DeviceBlocks, nccl, until
 from tests.unit.kv_transfer.pairs import make_pool
 
@@ -143,7 +144,7 @@ async def pull(source: Node, destination: Node, layers: range, kv: np.ndarray) -
 PAIRS = [(1, 2), (1, 4), (2, 1), (4, 1), (2, 2), (2, 4), (4, 2), (4, 4)]
 
 
-@pytest.mark.parametrize(("source_size", "destination_size"), [(4, 4), (4, 6), (16, 4)])
+@pytest.mark.parametrize(("source_size", "destination_size"), matrix([(4, 4), (4, 6), (16, 4)], 1))
 @pytest.mark.parametrize(("source_tp", "destination_tp"), PAIRS)
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
 async def test_nodes_of_any_number_of_parts(
@@ -165,7 +166,7 @@ async def test_nodes_of_any_number_of_parts(
 STAGED = [((1, 1), (2, 2)), ((2, 2), (1, 1)), ((1, 3), (2, 2)), ((2, 2), (4, 2)), ((4, 1), (1, 3))]
 
 
-@pytest.mark.parametrize(("source_size", "destination_size"), [(4, 4), (4, 6)])
+@pytest.mark.parametrize(("source_size", "destination_size"), matrix([(4, 4), (4, 6)], 1))
 @pytest.mark.parametrize(("of_source", "of_destination"), STAGED, ids=str)
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
 async def test_nodes_of_any_number_of_stages(

@@ -20,6 +20,7 @@ from pdserve.shared.errors import (
     TransferError,
     TransferTimeout,
 )
+from tests.matrix import matrix
 from tests.unit.kv_transfer.gpu_pairs import (
     CHUNK_BYTES,
     GpuPair,
@@ -72,7 +73,7 @@ async def test_blocks_are_pulled_and_counted(pair: GpuPair) -> None:
     assert (statistics.pulls_served, statistics.bytes_sent) == (1, result.bytes)
 
 
-@pytest.mark.parametrize("chunk_bytes", [7, CHUNK_BYTES, 1 << 20])
+@pytest.mark.parametrize("chunk_bytes", matrix([7, CHUNK_BYTES, 1 << 20], 2))
 @pytest.mark.parametrize(("layout", "other"), [(SMALL, WIDER), (WIDER, SMALL)])
 async def test_layouts_may_differ(layout, other, chunk_bytes: int) -> None:
     kind = nccl(chunk_bytes=chunk_bytes)

@@ -175,6 +175,7 @@ async def test_no_key_encrypts_too_much(keys: Path, monkeypatch: pytest.MonkeyPa
             assert len(accepted) == num_connections
 
 
+@pytest.mark.long
 @NEEDS_NIXL
 async def test_the_control_connection_of_ucx_is_secured_too(keys: Path) -> None:
     async with open_pair("ucx", SMALL, tls=NodeTls(keys / "ours/node")) as pair:

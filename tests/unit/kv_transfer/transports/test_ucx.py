@@ -32,6 +32,7 @@ from kv_transfer.transports.ucx.server import UcxServer
 from kv_transfer.transports.ucx.transfer import Peer
 from pdserve.protocol import ExporterWelcome, TransportOffer
 from pdserve.shared.errors import PeerLost, StaleTicket
+from tests.matrix import matrix
 from tests.unit.kv_transfer.pairs import (
     NEEDS_NIXL,
     SMALL,
@@ -142,7 +143,7 @@ def test_a_garbled_offer_loses_the_peer(garbage: bytes) -> None:
 
 
 @NEEDS_NIXL
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "beyond"])
+@pytest.mark.parametrize("damage", matrix(["truncated", "flipped", "beyond"], 1))
 async def test_offers_that_lead_nowhere(damage: str) -> None:
     """Nobody crashes, nothing arrives, and who tells the truth is served as before."""
     async with open_pair("ucx") as pair:

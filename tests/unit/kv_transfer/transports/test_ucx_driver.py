@@ -16,6 +16,7 @@ from kv_transfer.transports.ucx.agent import Descriptors, NothingPosted, Segment
 from kv_transfer.transports.ucx.driver import UcxDriver
 from kv_transfer.transports.ucx.transfer import Peer, cut_slices
 from pdserve.shared.errors import PeerLost, TransportUnavailable
+from tests.matrix import matrix
 
 POOL = UcxRegion(0, 1 << 40)
 PEERS = UcxRegion(0, 1 << 40)
@@ -107,7 +108,7 @@ def covered(spans: Spans) -> set[tuple[int, int]]:
     return {(int(s) + i, int(d) + i) for s, d, n in spans for i in range(n)}
 
 
-@pytest.mark.parametrize("slice_bytes", [1 << 14, 1 << 15, 1 << 20])
+@pytest.mark.parametrize("slice_bytes", matrix([1 << 14, 1 << 15, 1 << 20], 1))
 def test_slices_hold_the_same_bytes(slice_bytes: int) -> None:
     rng = np.random.default_rng(0)
     lengths = rng.choice([1, 7, 512, 40_000], 40)

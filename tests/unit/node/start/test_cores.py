@@ -113,6 +113,7 @@ engine.join()
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_workers_stay_where_the_engines_thread_is_and_all_others_elsewhere() -> None:
     run = subprocess.run(

@@ -25,6 +25,7 @@ from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.shared.errors import ClusterError
+from tests.matrix import matrix
 
 WHY_NOT = obstacle()
 needs_hosts = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -63,7 +64,7 @@ def arrives(sender: socket.socket, receiver: socket.socket, within_s: float) -> 
 
 
 @needs_hosts
-@pytest.mark.parametrize(("here", "there"), [(1, 2), (2, 1), (0, 1), (1, 0)])
+@pytest.mark.parametrize(("here", "there"), matrix([(1, 2), (2, 1), (0, 1), (1, 0)], 1))
 def test_what_is_lost_in_one_direction_arrives_in_the_other(here: int, there: int) -> None:
     with own_hosts(3) as hosts, connection(hosts, here, there) as (near, far):
         assert arrives(near, far, ARRIVES_S)

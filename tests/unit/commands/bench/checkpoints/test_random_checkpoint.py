@@ -29,6 +29,7 @@ from pdserve.engine.models.json_fields import JsonFields
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.shared.errors import ConfigError
+from tests.matrix import matrix
 
 TINY = {
     "hidden_size": 16,
@@ -139,7 +140,7 @@ def shapes_in_files(plan: ModelPlan) -> dict[str, tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", matrix(SHAPES, {"demo-14m", "moe-160m", "hybrid-160m"}))
 def test_named_shapes_can_be_served(name: str) -> None:
     demo = json.loads((CHECKPOINT_PATH / "config.json").read_text())
     fields = demo | {"tie_word_embeddings": False} | SHAPES[name]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from aiohttp import web
 
 from pdserve.commands.bench.compare.answers import Answers
@@ -66,6 +67,7 @@ async def test_a_wrong_token_fails_the_comparison_and_is_told_by_its_place() -> 
     assert any("answers differ, and must not" in text for text in told)
 
 
+@pytest.mark.long
 async def test_other_formats_are_held_against_nobody() -> None:
     answers = {
         Candidate("disaggregated"): says("fp_1"),

@@ -31,6 +31,7 @@ from tests.fakes.server import (
     stream,
     token,
 )
+from tests.matrix import matrix
 
 TTFT_S, TPOT_S = 0.8, 0.02
 LENGTHS = 0.4  # factor: answers of 40 tokens
@@ -195,17 +196,28 @@ def modes_of(report: CompareReport) -> tuple[ModeReport, ModeReport]:
 
 @pytest.mark.parametrize(
     ("cheat", "words", "is_beaten"),
-    [
-        (late_but_fast, ["cheat answers late, and fast then: at 150/s 100% kept the TPOT"], True),
-        (in_bursts, ["cheat streams in bursts of about 1", "tokens: its TPOT is a mean"], False),
-        (claims_more, ["cheat counts 4", "tokens for each piece that it sends: nobody"], False),
-        (stops_early, ["requests, most with: the stream had", "cheat failed"], True),
-        (says_something_first, ["cheat answers late, and fast then"], True),
-        (pads, ["cheat sends more pieces than it counts tokens"], False),
-        (cuts_prompts, ["cheat counts fewer prompt tokens than were sent, in 30 of 30"], False),
-        (dropping(6), ["cheat failed", "most with: the connection broke"], True),
-        (dropping(6, token()), ["most with: the stream broke off: without a word"], True),
-    ],
+    matrix(
+        [
+            (
+                in_bursts,
+                ["cheat streams in bursts of about 1", "tokens: its TPOT is a mean"],
+                False,
+            ),
+            (stops_early, ["requests, most with: the stream had", "cheat failed"], True),
+            (
+                late_but_fast,
+                ["cheat answers late, and fast then: at 150/s 100% kept the TPOT"],
+                True,
+            ),
+            (claims_more, ["cheat counts 4", "tokens for each piece that it sends: nobody"], False),
+            (says_something_first, ["cheat answers late, and fast then"], True),
+            (pads, ["cheat sends more pieces than it counts tokens"], False),
+            (cuts_prompts, ["cheat counts fewer prompt tokens than were sent, in 30 of 30"], False),
+            (dropping(6), ["cheat failed", "most with: the connection broke"], True),
+            (dropping(6, token()), ["most with: the stream broke off: without a word"], True),
+        ],
+        2,
+    ),
 )
 async def test_a_cheat_is_exposed(cheat: Answer, words: list[str], is_beaten: bool) -> None:
     report = await compared(at_a_rate(cheat))
@@ -226,6 +238,7 @@ async def test_who_drops_requests_while_idle_is_left_out_with_the_reason() -> No
     )
 
 
+@pytest.mark.long
 async def test_whoever_keeps_answers_gains_nothing() -> None:
     """Every run has prompts of its own."""
     caching = Caching()

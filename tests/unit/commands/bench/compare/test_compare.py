@@ -187,6 +187,7 @@ async def test_modes_take_turns_at_going_first() -> None:
     assert order == [*there, *reversed(there)]
 
 
+@pytest.mark.long
 async def test_idle_clusters_are_promised_nothing_and_all_others_the_same() -> None:
     world = World()
     _, report, _ = await world.run()
@@ -210,6 +211,7 @@ async def test_the_tuning_that_serves_best_is_kept() -> None:
     assert modes["disaggregated"].tuning is None
 
 
+@pytest.mark.long
 async def test_one_tuning_needs_no_trial() -> None:
     world = World()
     modes, _, _ = await world.run(change(PLAN, tunings=[Tuning(128, one_node=True)]))
@@ -272,6 +274,7 @@ async def test_an_idle_cluster_that_serves_nothing_at_once_is_left_out() -> None
     assert "20 simultaneous requests" in failures["adaptive"]
 
 
+@pytest.mark.long
 async def test_a_server_that_does_not_settle_is_left_out() -> None:
     world = World()
     launch = world.launch
@@ -318,6 +321,7 @@ async def test_an_interrupted_comparison_reports_what_it_has_measured() -> None:
     assert scenario.stopped == "interrupted"
 
 
+@pytest.mark.long
 async def test_the_rates_start_below_what_a_burst_was_served_at() -> None:
     world = World(run_s=1.0)
     modes, report, _ = await world.run(change(PLAN, rates=[], budget_s=7.9))  # two rates
@@ -326,6 +330,7 @@ async def test_the_rates_start_below_what_a_burst_was_served_at() -> None:
     assert report.stopped.startswith("no time for")
 
 
+@pytest.mark.long
 async def test_a_quick_one_looks_for_the_crossings_first() -> None:
     """Of both modes; the rates begin between their limits, and rise by less than otherwise."""
     world = World(

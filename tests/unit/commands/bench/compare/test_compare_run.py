@@ -39,6 +39,7 @@ from pdserve.shared.errors import ClusterError, ConfigError
 from pdserve.shared.process.exit_codes import FORCED
 from pdserve.shared.slo import parse_slo_classes
 from tests.fakes.server import FakeServer
+from tests.matrix import matrix
 from tests.unit.commands.bench.compare.made_reports import made_report, outcome
 
 PROMISE = Promise(ttft_s=1.5, tpot_s=0.0071)
@@ -63,19 +64,22 @@ def test_quick_does_not_override_what_is_quicker_still() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
-    [
-        (["--modes=adaptive,adaptive"], "must not name anything twice"),
-        (["--scenarios=conversation,conversation"], "must not name anything twice"),
-        (["--policies=sjf-aging,sjf-aging"], "must not name anything twice"),
-        (["--policies=sjf"], 'there is no policy "sjf". There are, besides installed ones'),
-        (["--policies=sjf-aging+edf-slack"], "are both a prefill policy"),
-        (["--policies=sjf-aging", "--against=sjf-aging=http://a"], "a mode or policy has"),
-        (["--rates=2,1"], "must rise"),
-        (["--rates=1,1e6"], "would have 30000000 requests"),
-        (["--shape=7b"], "there are demo-14m, 25m"),
-        (["--trace=/nowhere/trace.csv"], "cannot read the trace"),
-        (["--out=/dev/null/x"], "cannot write there"),
-    ],
+    matrix(
+        [
+            (["--modes=adaptive,adaptive"], "must not name anything twice"),
+            (["--scenarios=conversation,conversation"], "must not name anything twice"),
+            (["--policies=sjf-aging,sjf-aging"], "must not name anything twice"),
+            (["--policies=sjf"], 'there is no policy "sjf". There are, besides installed ones'),
+            (["--policies=sjf-aging+edf-slack"], "are both a prefill policy"),
+            (["--policies=sjf-aging", "--against=sjf-aging=http://a"], "a mode or policy has"),
+            (["--rates=2,1"], "must rise"),
+            (["--rates=1,1e6"], "would have 30000000 requests"),
+            (["--shape=7b"], "there are demo-14m, 25m"),
+            (["--trace=/nowhere/trace.csv"], "cannot read the trace"),
+            (["--out=/dev/null/x"], "cannot write there"),
+        ],
+        4,
+    ),
 )
 def test_the_users_fault_is_told_before_anything_starts(
     flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -142,6 +146,7 @@ def test_progress_says_when_and_how_long_at_most() -> None:
     assert plain.getvalue() == f"[0 s] {'at work' * 30}\n", "a line in a file is not wrapped"
 
 
+@pytest.mark.long
 def test_plots_are_no_reason_to_wait_at_the_start() -> None:
     code = "import sys, pdserve.commands.bench.compare.run; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -432,6 +437,7 @@ def test_results_of_another_comparison_are_not_overwritten(
     assert (tmp_path / "requests.jsonl").read_text() == "precious"
 
 
+@pytest.mark.long
 def test_what_was_measured_before_ctrl_c_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -449,6 +455,7 @@ def test_what_was_measured_before_ctrl_c_is_reported(
     assert [mode["mode"] for mode in kept["modes"]] == ["disaggregated", "colocated"]
 
 
+@pytest.mark.long
 def test_what_was_measured_before_an_error_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def test_all_that_was_made_is_made_again(
         assert (tmp_path / name).read_bytes() == (measured / name).read_bytes(), name
 
 
+@pytest.mark.long
 def test_every_figure_comes_from_the_requests(measured: Path, tmp_path: Path) -> None:
     """What the report says is not believed: only that these modes were measured, and how."""
     original = json.loads((measured / "report.json").read_text())

@@ -15,6 +15,7 @@ from pdserve.commands.simulation.predict.answer import load_calibration
 from pdserve.commands.simulation.predict.deployment import Deployment, Rig, run
 from pdserve.commands.simulation.predict.load import Question, Ranged
 from pdserve.settings.config import PolicyConfig
+from tests.matrix import matrix
 
 TARGET = 0.9
 RATES = {name: [1.0, 8.0] for name in ("a", "b", "colocated", "disaggregated")}
@@ -43,7 +44,7 @@ def verdict_of(first: list[RatePoint], second: list[RatePoint]) -> Verdict:
     return found
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.05])
+@pytest.mark.parametrize("spread", matrix([0.0, 0.05], 1))
 def test_a_server_does_not_differ_from_itself(spread: float) -> None:
     """In at least 19 of 20 comparisons, also where the machine's speed varies."""
     rng = np.random.default_rng(5)
@@ -76,6 +77,7 @@ def recorded(rates: tuple[float, ...], num_runs: int) -> dict[float, list[RatePo
     }
 
 
+@pytest.mark.long  # one that is made up does not by default
 def test_a_cluster_does_not_differ_from_itself_on_recorded_runs() -> None:
     """In at least 19 of 20 comparisons of two runs at each rate with two others."""
     pool, rng = recorded((20.0, 26.0, 34.0), 10), np.random.default_rng(2)

@@ -179,6 +179,7 @@ async def test_loads_are_closed_loops_or_rates() -> None:
         assert row.beside_share > 0
 
 
+@pytest.mark.long
 async def test_servers_take_turns_and_traces_are_compared_round_by_round() -> None:
     said: list[str] = []
     plan = CoordinatorPlan([TWO_STREAMS], duration_s=0.2, drain_s=10, rounds=2)

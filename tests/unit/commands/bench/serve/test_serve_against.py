@@ -18,6 +18,7 @@ from pdserve.commands.bench.serve.backend_process import running
 from pdserve.commands.bench.serve.config import ServeBenchConfig
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.process.exit_codes import StartFailed
+from tests.matrix import matrix
 
 FAKE = f"env PYTHONPATH={Path(__file__).parents[5]} {sys.executable} -m tests.fakes.backend"
 IN_TIME_S = 60.0
@@ -84,7 +85,8 @@ async def test_each_has_its_turn_alone_and_is_gone_after_it(tmp_path: Path) -> N
         await gone(int(line.split()[2]))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.long
+@pytest.mark.parametrize("number", matrix([signal.SIGINT, signal.SIGTERM], 1))
 async def test_whoever_is_interrupted_takes_the_server_and_its_children_along(
     tmp_path: Path, number: signal.Signals
 ) -> None:

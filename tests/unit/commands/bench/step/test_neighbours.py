@@ -18,6 +18,7 @@ from pdserve.commands.bench.step.cases import StepCase
 from pdserve.commands.bench.step.measurement import LEAST_ROUNDS, observe
 from pdserve.commands.bench.step.neighbours import BusyProcesses, Rounds
 from pdserve.shared.errors import ClusterError
+from tests.matrix import matrix
 from tests.unit.commands.bench.step.test_floor import tiny, work_of
 from tests.unit.commands.bench.step.test_step import FakeBench
 
@@ -97,7 +98,7 @@ def test_one_that_has_ended_is_missed() -> None:
     assert children() == before
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("end", matrix([signal.SIGINT, signal.SIGKILL], 1))
 def test_they_do_not_outlive_who_started_them(end: signal.Signals) -> None:
     script = (
         "import signal, sys\n"

@@ -30,6 +30,7 @@ from pdserve.node.device_ranks.start import start_device_ranks
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.model import NodeModel
 from pdserve.shared.errors import ConfigError
+from tests.matrix import matrix
 from tests.unit.commands.bench.checkpoints.test_random_checkpoint import TINY
 from tests.unit.node.device_ranked import forked_rank, model_of
 
@@ -63,6 +64,7 @@ def test_json_has_rows_skipped_cases_and_the_machine(
     assert report["machine"]["threads"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cores")
 def test_weights_of_8_bits_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(folder, "--json", "--quantization=int8") == 0
@@ -70,6 +72,7 @@ def test_weights_of_8_bits_are_named(folder: Path, capsys: pytest.CaptureFixture
     assert {row["weights"] for row in report["rows"]} == {"int8"}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cores")
 def test_steps_beside_neighbours_are_a_table_of_their_own(
     folder: Path, capsys: pytest.CaptureFixture[str]
@@ -83,6 +86,7 @@ def test_steps_beside_neighbours_are_a_table_of_their_own(
     assert "lost cores" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("cores")
 def test_people_see_what_was_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(folder) == 0
@@ -112,6 +116,7 @@ class Constant:
         return 2.0
 
 
+@pytest.mark.long  # ranks that share one do by default
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize(("num_ranks", "num_stages"), [(2, 1), (1, 2)])
 def test_steps_of_ranks_that_have_a_device_each(
@@ -156,9 +161,9 @@ def test_gpus_are_named_and_have_no_threads(folder: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_the_users_fault_is_told(
-    flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], complaint: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "step", *flags]) == 2
+    assert main(["bench", "step", f"--shape={folder}", *flags]) == 2
     assert complaint in capsys.readouterr().err
 
 
@@ -170,7 +175,13 @@ def test_quick_is_less_of_everything() -> None:
         StepBenchConfig(quick=True, batches=[3], prompts=[7]).grid  # noqa: B018
 
 
-@pytest.mark.parametrize("dtype", [KvDtype.FLOAT32, KvDtype.BFLOAT16, KvDtype.INT8, KvDtype.FP8])
+@pytest.mark.parametrize(
+    "dtype",
+    matrix(
+        [KvDtype.FLOAT32, KvDtype.BFLOAT16, KvDtype.INT8, KvDtype.FP8],
+        {KvDtype.BFLOAT16, KvDtype.FP8},
+    ),
+)
 def test_the_pool_is_full_of_numbers(dtype: KvDtype) -> None:
     layout = KvLayout.gqa(layers=2, heads=2, head_dim=60, block_size=16, dtype=dtype)
     flat = torch.zeros((16 << 20) // layout.block_bytes * layout.block_bytes, dtype=torch.uint8)

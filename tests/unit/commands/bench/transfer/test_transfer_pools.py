@@ -20,6 +20,7 @@ from pdserve.commands.bench.transfer.wire import BenchMessage, Request
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.shared.errors import ConfigError, CorruptTransfer
 from tests.fakes.gpus import FakeHost
+from tests.matrix import matrix
 from tests.unit.kv_transfer.gpu_pairs import CUDA_IPC
 
 R = TypeVar("R", bound=BenchMessage)
@@ -98,7 +99,9 @@ class Direct:
 
 
 @pytest.mark.parametrize(
-    "parallelism", [Parallelism(), Parallelism(2), Parallelism(1, 2), Parallelism(2, 2)], ids=str
+    "parallelism",
+    matrix([Parallelism(), Parallelism(2), Parallelism(1, 2), Parallelism(2, 2)], 1),
+    ids=str,
 )
 async def test_pulls_between_gpus_are_verified_and_measured(
     host: FakeHost, parallelism: Parallelism

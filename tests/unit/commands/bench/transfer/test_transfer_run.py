@@ -54,6 +54,7 @@ def test_the_report_is_json_and_nothing_else(capsys: pytest.CaptureFixture[str])
         assert all(row[figure] > 0 for figure in figures)
 
 
+@pytest.mark.long
 def test_the_table_names_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--transports=shm", "--networks=loopback", "--block-kib=32", "--blocks=1"]
     assert main(["bench", "transfer", *flags]) == 0
@@ -81,6 +82,7 @@ async def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert "install util-linux" in str(await NetworkNamespaces().obstacle())
 
 
+@pytest.mark.long
 async def test_between_two_namespaces_only_sockets_work() -> None:
     obstacle = await NetworkNamespaces().obstacle()
     if obstacle is not None:
@@ -100,6 +102,7 @@ def network_devices() -> list[str]:
     return sorted(os.listdir("/sys/class/net"))
 
 
+@pytest.mark.long
 async def test_a_process_that_dies_is_told_and_the_other_ends_too() -> None:
     async with asyncio.timeout(30), start_ends(TINY, Loopback(), deadline_s=20) as ends:
         assert (await ends.exporter.ask(AskCpu(), Cpu)).used_s > 0
@@ -119,6 +122,7 @@ async def test_a_process_that_hangs_is_given_up() -> None:
             await ends.puller.ask(AskCpu(), Cpu)
 
 
+@pytest.mark.long
 async def test_a_process_that_was_asked_for_what_is_not_its_says_so() -> None:
     async with asyncio.timeout(30), start_ends(TINY, Loopback(), deadline_s=20) as ends:
         with pytest.raises(ClusterError, match="a puller does not support AskCpu"):
@@ -140,6 +144,7 @@ def minds_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, former)
 
 
+@pytest.mark.long  # one that hangs is given up by default
 @pytest.mark.parametrize(
     ("number", "code"), matrix([(signal.SIGKILL, -9), (signal.SIGINT, 130)], 1)
 )
@@ -192,6 +197,7 @@ def test_a_block_size_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[st
     assert "blocks of 64 KiB have 2 layers" in capsys.readouterr().err
 
 
+@pytest.mark.long  # one rank is measured by default
 def test_pools_of_ranks_and_stages_have_a_part_for_each(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.text.parts import ToolFormat
 from tests.fakes.generator import MODEL, FakeGenerator, says, tool_tokenizer
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import Harness, client_of, events_of, served
 from tests.unit.coordinator.text.test_broken_calls import BROKEN, CALL, CODER, MARKED, WAYS
 
@@ -36,7 +37,7 @@ BOTH: dict[str, list[tuple[str, Told]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", matrix(BOTH, 2))
 async def test_what_the_model_wrote_is_told_and_taken_back(name: str) -> None:
     generator = FakeGenerator()
     async with served(generator, tool_tokenizer(), tool_format=ToolFormat(name)) as api:

@@ -16,6 +16,7 @@ from coordinator.generation import GenerationRequest
 from pdserve.protocol import FinishReason
 from pdserve.shared.clock import SystemClock
 from tests.fakes.generator import FakeGenerator, Step, Tokens, tiny_tokenizer
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import served
 
 MANY = 4000  # tokens: several pieces
@@ -57,12 +58,18 @@ class Watched:
 
 @pytest.mark.parametrize(
     ("path", "fields"),
-    [
-        ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True}),
-        ("completions", {"prompt": "Hi", "logprobs": 20}),
-        ("completions", {"prompt": IDS * MANY, "logprobs": 1, "echo": True, "max_tokens": 0}),
-        ("responses", {"input": "Hi", "include": ["message.output_text.logprobs"]}),
-    ],
+    matrix(
+        [
+            (
+                "chat/completions",
+                {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True},
+            ),
+            ("completions", {"prompt": "Hi", "logprobs": 20}),
+            ("completions", {"prompt": IDS * MANY, "logprobs": 1, "echo": True, "max_tokens": 0}),
+            ("responses", {"input": "Hi", "include": ["message.output_text.logprobs"]}),
+        ],
+        2,
+    ),
 )
 @pytest.mark.parametrize("is_streaming", [False, True])
 async def test_a_turn_of_the_loop_encodes_one_piece(

@@ -19,6 +19,7 @@ from tests.fakes.generator import (
     tiny_tokenizer,
     tool_tokenizer,
 )
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import client_of, events_of, prompt_of, served
 
 MESSAGES: Any = [{"role": "user", "content": "Weather in Paris?"}]
@@ -34,13 +35,16 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool
 
 @pytest.mark.parametrize(
     ("said", "shown"),
-    [
-        ("<tool_", None),
-        ('<tool_call>\n{"name": "wea', None),
-        ('<tool_call>\n{"name": "weather", "arguments": {"city": "Pa', '{"city": "Pa'),
-        (CALL, '{"city": "Paris"}'),
-        (CALL + "\n<tool_call>", '{"city": "Paris"}'),
-    ],
+    matrix(
+        [
+            ("<tool_", None),
+            ('<tool_call>\n{"name": "wea', None),
+            ('<tool_call>\n{"name": "weather", "arguments": {"city": "Pa', '{"city": "Pa'),
+            (CALL, '{"city": "Paris"}'),
+            (CALL + "\n<tool_call>", '{"city": "Paris"}'),
+        ],
+        2,
+    ),
 )
 async def test_a_call_that_must_be_shows_no_mark_when_it_is_cut_off(
     said: str, shown: str | None
@@ -277,7 +281,7 @@ ENDS: list[tuple[str, dict[str, Any], str, str, list[tuple[str, str]], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("per_event", [1, 1000])
+@pytest.mark.parametrize("per_event", matrix([1, 1000], 1))
 async def test_how_answers_end(per_event: int) -> None:
     """Whole, streamed, and as a response: the same parts."""
     async with served(None, tool_tokenizer(), splits_reasoning=True) as api:

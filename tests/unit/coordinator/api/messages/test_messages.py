@@ -9,6 +9,7 @@ import pytest
 from coordinator.api.read.arguments import read_arguments
 from coordinator.api.read.json_text import JsonReader
 from tests.fakes.generator import FakeGenerator, Pause, Tokens, says, tool_tokenizer
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import Harness, prompt_of, served
 from tests.unit.coordinator.api.protocols import HI, data_of
 
@@ -174,12 +175,15 @@ async def test_an_answer_goes_on_with_what_the_client_began() -> None:
 
 @pytest.mark.parametrize(
     ("choice", "calls", "single"),
-    [
-        ({"type": "any"}, True, False),
-        ({"type": "tool", "name": "f", "disable_parallel_tool_use": True}, True, True),
-        ({"type": "auto", "disable_parallel_tool_use": True}, False, True),
-        ({"type": "none"}, False, False),
-    ],
+    matrix(
+        [
+            ({"type": "any"}, True, False),
+            ({"type": "tool", "name": "f", "disable_parallel_tool_use": True}, True, True),
+            ({"type": "auto", "disable_parallel_tool_use": True}, False, True),
+            ({"type": "none"}, False, False),
+        ],
+        1,
+    ),
 )
 async def test_tool_choice(choice: dict[str, Any], calls: bool, single: bool) -> None:
     async with served(FakeGenerator(says(CALL + CALL)), tool_tokenizer()) as api:
@@ -255,7 +259,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "told"), REFUSED)
+@pytest.mark.parametrize(("wrong", "told"), matrix(REFUSED, 8))
 async def test_what_would_change_the_answer_is_refused_by_name(
     wrong: dict[str, Any], told: str
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coordinator.text import Tokenizer
 from coordinator.text.parts import ToolFormat
 from coordinator.text.parts.harmony import MARKS
@@ -50,6 +52,7 @@ async def test_output_is_enforced_in_the_final_channel() -> None:
     assert takes(grammar, f"<|channel|>final <|constrain|>JSON<|message|>{good}", tokenizer)
 
 
+@pytest.mark.long
 async def test_calls_are_enforced_in_the_commentary() -> None:
     tokenizer = harmony_tokenizer()
     async with served(None, tokenizer, tool_format=ToolFormat.HARMONY) as api:

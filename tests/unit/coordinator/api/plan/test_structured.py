@@ -36,6 +36,7 @@ from tests.fakes.generator import (
     tool_tokenizer,
 )
 from tests.fakes.tokenizer import FakeTokenizer
+from tests.matrix import matrix
 from tests.unit.coordinator.api.answer.test_tools import MESSAGES
 from tests.unit.coordinator.api.harness import Harness, served
 from tests.unit.coordinator.text import made_tokenizers as made
@@ -257,7 +258,7 @@ async def grammar_of(api: Harness, **body: Any) -> str:
     return sent(api)
 
 
-@pytest.mark.parametrize("tool_format", ONE)
+@pytest.mark.parametrize("tool_format", matrix(ONE, 2))
 async def test_calls_are_enforced(tool_format: ToolFormat) -> None:
     one, two = ONE[tool_format], TWO[tool_format]
     wrong = one.replace("1", '"1"')
@@ -283,7 +284,7 @@ ANY_H = tool("h", {"not": {}})  # not strict, so a schema that cannot be enforce
 
 @pytest.mark.parametrize("special", [True, False, None])
 @pytest.mark.parametrize(
-    "tool_format", [ToolFormat.HERMES, ToolFormat.MISTRAL, ToolFormat.QWEN3_CODER]
+    "tool_format", matrix([ToolFormat.HERMES, ToolFormat.MISTRAL, ToolFormat.QWEN3_CODER], 1)
 )
 async def test_strict_calls_are_enforced_where_the_model_decides(
     tool_format: ToolFormat, special: bool | None
@@ -351,7 +352,7 @@ def with_tokens(*marks: str, special: bool = True) -> Tokenizer:
     return Tokenizer(backend, chat_template=ChatTemplate(TOOL_TEMPLATE, {}))
 
 
-@pytest.mark.parametrize("special", [True, False])  # not special: Qwen's
+@pytest.mark.parametrize("special", matrix([True, False], 1))  # not special: Qwen's
 async def test_marks_are_tokens_where_there_are_such(special: bool) -> None:
     tokenizer = with_tokens("<tool_call>", "</tool_call>", special=special)
     async with (
@@ -376,7 +377,7 @@ async def test_newer_mistral_names_calls_before_their_arguments() -> None:
     assert [piece.name for piece in calls if piece.name] == ["f", "g"]
 
 
-@pytest.mark.parametrize("special", [True, False, None])
+@pytest.mark.parametrize("special", matrix([True, False, None], 1))
 @pytest.mark.parametrize("thinks", [True, False])
 async def test_reasoning_comes_before_what_is_wanted(thinks: bool, special: bool | None) -> None:
     """Marks are special tokens, or tokens like others (Qwen 3), or spelled out (None)."""

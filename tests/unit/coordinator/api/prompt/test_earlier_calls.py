@@ -11,6 +11,7 @@ from coordinator.api.read.arguments import read_arguments
 from coordinator.api.read.json_text import JsonReader
 from coordinator.text.parts import ToolFormat
 from tests.fakes.generator import MODEL, tool_tokenizer
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import prompt_of, served
 
 GIVEN = {"city": 'Par\\is "q" é \n', "n": -1.5e3, "deep": {"a": [1, {"b": None}], "c": True}}
@@ -61,7 +62,7 @@ def test_what_is_no_object_is_shown_as_it_is(text: str) -> None:
     assert found == ({"arguments": text} if text.strip() else {})
 
 
-@pytest.mark.parametrize("arguments", ['{"city":', '{"city": "Pa', DEEP, *ODD])
+@pytest.mark.parametrize("arguments", matrix(['{"city":', '{"city": "Pa', DEEP, *ODD], 3))
 async def test_every_protocol_takes_it_back(arguments: str) -> None:
     call = {"name": "alpha.beta", "arguments": arguments}
     messages: list[dict[str, Any]] = [

@@ -19,6 +19,7 @@ from pdserve.protocol import Slo
 from pdserve.shared.errors import DeadlineExceeded, SloUnreachable
 from pdserve.shared.slo import parse_slo_classes
 from tests.fakes.generator import MODEL, FakeGenerator, says
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import is_error_body, served
 
 MESSAGES: Any = [{"role": "user", "content": "x"}]
@@ -30,20 +31,23 @@ INTERACTIVE = Slo(name="interactive", priority=2, ttft_s=2.0, tpot_s=0.1, hold_s
 
 @pytest.mark.parametrize(
     ("headers", "body", "name"),
-    [
-        ({}, {}, "standard"),
-        ({}, {"slo_class": "interactive"}, "interactive"),
-        ({"x-slo-class": "batch"}, {}, "batch"),
-        ({"X-SLO-Class": "batch"}, {"slo_class": "interactive"}, "interactive"),
-        ({}, {"slo_class": None}, "standard"),
-        ({}, {"service_tier": "priority"}, "interactive"),
-        ({}, {"service_tier": "fast"}, "interactive"),
-        ({}, {"service_tier": "flex"}, "batch"),
-        ({}, {"service_tier": "auto"}, "standard"),
-        ({}, {"service_tier": "default"}, "standard"),
-        ({}, {"service_tier": "priority", "slo_class": "batch"}, "batch"),
-        ({"X-SLO-Class": "standard"}, {"service_tier": "flex"}, "standard"),
-    ],
+    matrix(
+        [
+            ({}, {}, "standard"),
+            ({}, {"slo_class": "interactive"}, "interactive"),
+            ({"x-slo-class": "batch"}, {}, "batch"),
+            ({"X-SLO-Class": "batch"}, {"slo_class": "interactive"}, "interactive"),
+            ({}, {"slo_class": None}, "standard"),
+            ({}, {"service_tier": "priority"}, "interactive"),
+            ({}, {"service_tier": "fast"}, "interactive"),
+            ({}, {"service_tier": "flex"}, "batch"),
+            ({}, {"service_tier": "auto"}, "standard"),
+            ({}, {"service_tier": "default"}, "standard"),
+            ({}, {"service_tier": "priority", "slo_class": "batch"}, "batch"),
+            ({"X-SLO-Class": "standard"}, {"service_tier": "flex"}, "standard"),
+        ],
+        6,
+    ),
 )
 @pytest.mark.parametrize("kind", ["chat", "complete"])
 async def test_a_call_names_its_class(

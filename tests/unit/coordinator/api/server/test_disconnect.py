@@ -23,6 +23,7 @@ from tests.fakes.generator import (
     says,
     tiny_tokenizer,
 )
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import Harness, events_of, served
 from tests.unit.coordinator.api.raw_client import chat_request, connected, post
 from tests.unit.coordinator.text import made_tokenizers as made
@@ -42,7 +43,7 @@ def hangs_after(text: str) -> FakeGenerator:
 
 
 def on_both_loops(test: Callable[..., Awaitable[None]]) -> Any:
-    @pytest.mark.parametrize("loop", LOOPS)
+    @pytest.mark.parametrize("loop", matrix(LOOPS, {"uvloop"}))
     def run(loop: str) -> None:
         async def bounded() -> None:
             async with asyncio.timeout(20):

@@ -23,6 +23,7 @@ from pdserve.commands.cluster.coordinator_http import Trust, request, trust_in
 from pdserve.commands.cluster.supervisor import OWN_COMMAND
 from pdserve.shared.errors import ClusterError, ConfigError
 from tests.fakes.generator import MODEL, FakeGenerator, says
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import Harness, events_of, served
 from tests.unit.coordinator.api.raw_client import connected
 from tests.unit.coordinator.api.test_tenants import clock, tenants, usage
@@ -34,7 +35,9 @@ __all__ = ["clock", "tenants", "usage"]  # fixtures
 DAY = datetime.timedelta(days=1)
 HERE = ["127.0.0.1"]
 Run = Callable[[Coroutine[Any, Any, None]], None]
-both_loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+both_loops = pytest.mark.parametrize(
+    "run", matrix([uvloop.run, asyncio.run], 1), ids=["uvloop", "asyncio"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +166,7 @@ async def test_a_client_that_refuses_leaves_one_line(
     assert re.search("at 127.0.0.1: .*certificate.expired", line, re.IGNORECASE)
 
 
+@pytest.mark.long
 async def test_the_environment_names_a_ca_too(keys: Path) -> None:
     async with served(https_dir=keys / "ours/coordinator") as api:
         status = await asyncio.create_subprocess_exec(

@@ -20,6 +20,7 @@ from tests.fakes.generator import (
     tiny_tokenizer,
     waits_for,
 )
+from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import events_of, is_error_body, served
 from tests.unit.coordinator.api.raw_client import chat_request, connected
 
@@ -207,7 +208,7 @@ GARBAGE = [
 ]
 
 
-@pytest.mark.parametrize("raw", GARBAGE)
+@pytest.mark.parametrize("raw", matrix(GARBAGE, 5))
 async def test_garbage_is_harmless(raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async with served(idle_timeout_s=0.3) as api:
         async with connected(api) as client:
