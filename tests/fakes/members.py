@@ -102,7 +102,7 @@ async def heard(running: RunningRequest) -> list[TokenEvent]:
             over.set_result(None)
 
     listen(running, listener)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(30):
         await over
     return events
 

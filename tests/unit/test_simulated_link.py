@@ -91,7 +91,7 @@ async def test_messages_are_late_and_in_order() -> None:
         late.send(message)
     await asyncio.sleep(0)
     assert not received
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         await all_here.wait()
     assert received == sent
     assert asyncio.get_running_loop().time() >= began_s + 0.02

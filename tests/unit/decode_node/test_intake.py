@@ -242,7 +242,7 @@ async def test_chunks_are_pulled_as_they_come_and_the_request_adopted(bench: Ben
     row = HeadRow("h", np.float32([1.5, 2]).tobytes())
     bench.record(head=row)
     bench.puller.gate.set()
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     (request,) = bench.engine.queues.running
     assert request.tapped is not None
     assert (request.tapped.at(8), request.tapped.at(9)) == (None, row)
@@ -265,7 +265,7 @@ async def test_a_prefix_held_here_is_not_pulled_again(bench: Bench) -> None:
         await turn()
         bench.announce(0, 10, request_id=request_id)
         bench.record(request_id)
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     assert [from_token for _, _, from_token in bench.puller.pulled] == [0, 8]
     first, second = bench.engine.queues.running
     assert first.block_table[:2] == second.block_table[:2]
@@ -278,7 +278,7 @@ async def test_a_state_comes_with_the_record() -> None:
     await turn()
     bench.announce(0, 10)
     bench.record(state_ticket=make_ticket(0, 2 * BLOCK))
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     (request,) = bench.engine.queues.running
     assert len(request.state_blocks) == 2
     part, table, _ = bench.puller.pulled[-1]
@@ -295,7 +295,7 @@ async def test_a_state_of_another_size_is_refused(ticket: bytes) -> None:
     bench.announce(0, 10)
     bench.record(state_ticket=ticket)
     with pytest.raises(MalformedMessage, match=r"takes 8 in blocks of 4.*engine\.block_size"):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     check_ended(bench)
 
 
@@ -306,7 +306,7 @@ async def test_what_the_host_tier_has_is_not_pulled(bench: Bench) -> None:
     await turn()
     bench.announce(0, 10)
     bench.record()
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     assert [from_token for _, _, from_token in bench.puller.pulled] == [8]
 
 
@@ -354,7 +354,7 @@ async def test_losing_the_exporter_ends_the_intake(bench: Bench, stage: str) -> 
     bench.exporter.session.lose(PeerLost("p is gone"))
     bench.puller.gate.set()
     with pytest.raises(PeerLost, match="p is gone"):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     bench.pool.release(blocked)
 
 
@@ -372,7 +372,7 @@ async def test_a_grammar_is_compiled_during_the_prefill_and_there_before_room_is
     assert bench.puller.pulled == []
     assert bench.pool.num_free == NUM_BLOCKS
     slow.gate.set()
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     (request,) = bench.engine.queues.running
     assert request.grammar is slow.grammar
     assert bench.exporter.settled == [True]
@@ -393,7 +393,7 @@ async def test_requests_without_a_grammar_find_room_while_others_wait_for_theirs
     await turn()
     bench.announce(0, 10, request_id="plain")
     bench.record("plain")
-    await asyncio.wait_for(plain, 1)
+    await asyncio.wait_for(plain, 30)
     assert [request.request_id for request in bench.engine.queues.running] == ["plain"]
     bench.engine.cancel("plain")
     slow.error = GrammarFailed("too large")
@@ -410,7 +410,7 @@ async def test_a_grammar_that_fails_ends_the_intake(bench: Bench) -> None:
     await turn()
     bench.announce(0, 10)
     with pytest.raises(GrammarFailed, match="too large"):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     assert bench.puller.pulled == []
     assert bench.exporter.settled == [False]
 
@@ -426,7 +426,7 @@ async def test_the_end_of_the_handoff_ends_the_compiling(bench: Bench, is_announ
     assert slow.is_compiling
     bench.exporter.say(HandoffEnded(request_id="r", code=PeerLost.code, message="p is gone"))
     with pytest.raises(PeerLost):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     assert not slow.is_compiling
 
 
@@ -453,7 +453,7 @@ async def test_a_stale_ticket_ends_the_intake(bench: Bench) -> None:
     await turn()
     bench.announce(0, 10)
     with pytest.raises(StaleTicket):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     assert bench.exporter.settled == [False]
 
 
@@ -504,7 +504,7 @@ async def test_an_ended_handoff_ends_the_intake(bench: Bench) -> None:
         HandoffEnded(request_id="r", code=RequestCancelled.code, message="cancelled")
     )
     with pytest.raises(RequestCancelled):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
 
 
 async def test_a_gap_between_tickets_is_refused(bench: Bench) -> None:
@@ -514,7 +514,7 @@ async def test_a_gap_between_tickets_is_refused(bench: Bench) -> None:
     bench.announce(0, 4)
     bench.announce(8, 10)
     with pytest.raises(MalformedMessage, match=r"after 4 tokens .* came KV of tokens 8\.\.10"):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
 
 
 async def test_a_handoff_that_ends_is_heard_while_waiting_for_room(bench: Bench) -> None:
@@ -528,7 +528,7 @@ async def test_a_handoff_that_ends_is_heard_while_waiting_for_room(bench: Bench)
         HandoffEnded(request_id="r", code=RequestCancelled.code, message="cancelled")
     )
     with pytest.raises(RequestCancelled):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     bench.pool.release(blocked)
 
 
@@ -539,7 +539,7 @@ async def test_a_record_that_contradicts_the_leg_is_refused(bench: Bench) -> Non
     bench.announce(0, 9)
     bench.record(num_tokens=9)
     with pytest.raises(MalformedMessage, match="handed off with 9 tokens"):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
 
 
 @pytest.mark.parametrize("output", [(), (42, 43)])
@@ -552,7 +552,7 @@ async def test_a_record_without_exactly_token_one_is_refused(
     bench.announce(0, 10)
     bench.record(output=output)
     with pytest.raises(MalformedMessage, match=f"and {len(output)} that are not known"):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
 
 
 # ---- layer by layer ----------------------------------------------------------------------------
@@ -567,7 +567,7 @@ async def test_layers_are_pulled_as_they_come(bench: Bench) -> None:
     bench.announce(0, 8, 1, 4)
     bench.announce(8, 10, 0, 2)
     bench.record(ticket=make_ticket(8, 10, 2, 4))
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     assert bench.puller.parts == [(0, 8, 0, 1), (0, 8, 1, 4), (8, 10, 0, 2), (8, 10, 2, 4)]
     assert [from_token for _, _, from_token in bench.puller.pulled] == [0, 0, 8, 8]
 
@@ -590,7 +590,7 @@ async def test_what_does_not_follow_is_refused(bench: Bench, parts: list[Part]) 
     for part in parts:
         bench.announce(*part)
     with pytest.raises(MalformedMessage):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
 
 
 async def test_a_record_before_the_last_layers_is_refused(bench: Bench) -> None:
@@ -600,7 +600,7 @@ async def test_a_record_before_the_last_layers_is_refused(bench: Bench) -> None:
     bench.announce(0, 10, 0, 3)
     bench.record()
     with pytest.raises(MalformedMessage, match="announced up to token 0"):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
 
 
 async def test_a_small_prompt_comes_in_one_message(bench: Bench) -> None:
@@ -608,7 +608,7 @@ async def test_a_small_prompt_comes_in_one_message(bench: Bench) -> None:
     taking = bench.take()
     await turn()
     bench.record(ticket=make_ticket(0, 10))
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     assert bench.puller.parts == [(0, 10, 0, 4)]
 
 
@@ -631,7 +631,7 @@ async def test_tickets_that_grew_old_while_waiting_for_room_are_renewed(bench: B
     bench.announce(4, 8, 2, 4)  # said before the exporter heard of it
     bench.announce(0, 8, is_restart=True)
     bench.record(ticket=make_ticket(8, 10))
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     assert bench.puller.parts == [(0, 8, 0, 4), (8, 10, 0, 4)]
 
 
@@ -652,7 +652,7 @@ async def test_a_ticket_that_was_damaged_on_the_way_is_renewed(
     bench.puller.error = None
     bench.announce(0, 10, is_restart=True)
     bench.record()
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     assert bench.puller.parts == [(0, 10, 0, 4)] * 2
 
 
@@ -675,7 +675,7 @@ async def test_a_ticket_of_a_state_that_was_damaged_or_grew_old_is_renewed() -> 
     bench.puller.read_s = 0.25
     bench.announce(0, 10, is_restart=True)
     bench.record(state_ticket=state_ticket)
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     (request,) = bench.engine.queues.running
     assert bench.puller.pulled[-1][1] == request.state_blocks
     check_ended(bench)
@@ -693,7 +693,7 @@ async def test_a_ticket_that_is_refused_twice_ends_the_intake(
     await turn()
     bench.announce(0, 10, is_restart=True)
     with pytest.raises(type(error)):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     assert bench.exporter.num_renewals == 1
 
 
@@ -708,7 +708,7 @@ async def test_what_was_pulled_already_is_not_pulled_again_after_a_renewal(bench
     assert bench.exporter.num_renewals == 1
     bench.announce(0, 10, is_restart=True)
     bench.record()
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     assert [from_token for _, _, from_token in bench.puller.pulled] == [0, 5]
 
 
@@ -740,7 +740,7 @@ async def test_a_handoff_is_the_sum_of_its_parts(
     bench.clock.advance(3.0)  # for whatever else there is
     bench.puller.read_s = 1.0
     bench.puller.gate.set()
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     (request,) = bench.engine.queues.running
     request.lifecycle.joined_s = bench.clock.now() + 0.5
     times = request.lifecycle.phase_times()
@@ -762,7 +762,7 @@ async def test_a_record_without_times_was_all_the_time_on_its_way(bench: Bench) 
     taking = bench.take()
     await turn()
     bench.record(ticket=make_ticket(0, 10), prefill_end_s=1.0)  # of an exporter of another build
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     (request,) = bench.engine.queues.running
     hops = request.lifecycle.phase_times().handoff_hops
     assert hops is not None
@@ -778,7 +778,7 @@ async def test_copies_during_the_prefill_are_no_part_of_the_handoff(bench: Bench
     await turn()
     bench.clock.advance(2.0)
     bench.record(ticket=make_ticket(8, 10), prefill_end_s=0.75)
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     (request,) = bench.engine.queues.running
     request.lifecycle.joined_s = bench.clock.now()
     times = request.lifecycle.phase_times()
@@ -793,7 +793,7 @@ async def test_of_a_stream_that_goes_on_only_its_prompt_is_looked_for_here(bench
     await turn()
     bench.announce(0, 12, request_id="whole")
     bench.record("whole", 12)
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     leg = DecodeLeg(
         request_id="r",
         prompt=Prompt(list(range(6))),
@@ -806,6 +806,6 @@ async def test_of_a_stream_that_goes_on_only_its_prompt_is_looked_for_here(bench
     await turn()
     bench.announce(0, 6)
     bench.record(num_tokens=6, output=(6,))
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     assert bench.puller.pulled[-1][0] == (0, 6, 0, 4)
     assert request.num_computed_tokens == 6

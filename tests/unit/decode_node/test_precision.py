@@ -39,7 +39,7 @@ async def test_a_stream_goes_on_after_the_kv_of_its_prompt_alone() -> None:
     assert subscribe.num_emitted == 0, "it is a prefill there, and no stream"
     bench.announce(0, 8, request_id="r~1")
     bench.record("r~1", output=(70,), ticket=make_ticket(8, 10), num_by_prefill=10)
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     (request,) = bench.engine.queues.running
     assert request.output_token_ids == KNOWN
     assert (request.num_computed_tokens, request.num_uncomputed_tokens) == (10, 3)
@@ -66,5 +66,5 @@ async def test_a_record_says_whose_weights_have_made_what(
     bench.announce(0, 8)
     bench.record(ticket=make_ticket(8, 10), num_by_prefill=said)
     with pytest.raises(MalformedMessage, match=f"have made {said} of the first 10"):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     check_ended(bench)

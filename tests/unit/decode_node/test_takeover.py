@@ -76,7 +76,7 @@ async def test_it_is_asked_to_end_there_when_what_it_has_completed_is_here(taker
     await turn()
     assert taker.num_asked == 1
     taker.record("s", 13, output=(72, 73), ticket=make_ticket(8, 13), prefill_end_s=0.1)
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     (request,) = taker.engine.queues.running
     assert request.request_id == "s~1"
     assert request.output_token_ids == [*KNOWN, 72, 73]
@@ -99,7 +99,7 @@ async def test_what_it_completes_meanwhile_is_pulled_before_it_ends(taker: Taker
     await turn()
     assert taker.num_asked == 2
     taker.record("s", 24, output=tuple(range(13)), ticket=make_ticket(20, 24))
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     (request,) = taker.engine.queues.running
     assert len(request.block_table) == 6
     assert request.num_computed_tokens == 24
@@ -113,7 +113,7 @@ async def test_it_may_have_grown_beyond_what_there_is(taker: Taker) -> None:
     await turn()
     taker.completed(0, 24)
     with pytest.raises(OutOfBlocks):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     assert taker.exporter.settled == [False]
     taker.pool.release(taken)
 
@@ -127,7 +127,7 @@ async def test_tickets_that_are_renewed_after_its_end(taker: Taker) -> None:
     await turn()
     taker.announce(0, 13, request_id="s", is_restart=True)
     taker.record("s", 13, output=(72, 73))
-    await asyncio.wait_for(taking, 1)
+    await asyncio.wait_for(taking, 30)
     (request,) = taker.engine.queues.running
     assert request.is_decoding
     assert request.num_computed_tokens == 13
@@ -147,7 +147,7 @@ async def test_a_record_that_contradicts_what_is_known(
     taker.completed(0, 8)
     taker.record("s", num_tokens, output=output, ticket=make_ticket(8, num_tokens))
     with pytest.raises(MalformedMessage, match=f"{num_tokens} tokens and {len(output)} that"):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     assert taker.exporter.settled == [False]
 
 
@@ -166,6 +166,6 @@ async def test_a_stream_that_cannot_be_taken_over(taker: Taker, when: str) -> No
     taker.exporter.say(ended)
     taker.puller.gate.set()
     with pytest.raises(PeerLost):
-        await asyncio.wait_for(taking, 1)
+        await asyncio.wait_for(taking, 30)
     assert taker.exporter.settled == [False]
     taker.pool.release(taken)

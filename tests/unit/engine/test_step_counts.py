@@ -216,7 +216,7 @@ async def test_callbacks_of_the_event_loop_for_a_step(monkeypatch: pytest.Monkey
         engine.adopt(made_stream(f"r{number}", engine))
     observer = _Silent()
     task = asyncio.create_task(engine.run(Runner(), observer))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await observer.heard_enough.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

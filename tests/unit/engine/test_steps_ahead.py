@@ -116,7 +116,7 @@ async def running(
         idle = asyncio.Event()
         engine.on_idle = idle.set
         engine.wake()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await idle.wait()
         assert not device.launched, "a step was not waited for"
         assert pool.num_free == num_blocks, "blocks were lost"
@@ -230,7 +230,7 @@ def test_tokens_are_those_of_one_step_after_the_other(
                 direct()
                 world.observer.changed.clear()
                 if world.engine.num_requests:
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(30):
                         await world.observer.changed.wait()
             for _, request in requests:
                 expected = up_to_its_end(request)
@@ -575,7 +575,7 @@ async def test_a_lost_device_ends_the_engine() -> None:
     device.errors = dict.fromkeys(range(8, 99), lost)
     engine.submit(make_request(5, max_tokens=30))
     with pytest.raises(NodeSick, match="illegal memory access"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await engine.run(LateRunner(device), Observer())
     assert not device.launched
 

@@ -94,7 +94,7 @@ def heard(said: bytes, receive: Callable[[socket.socket], Awaitable[T]]) -> T | 
             theirs.sendall(said)
             theirs.shutdown(socket.SHUT_WR)
             try:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     return await receive(ours)
             except PeerLost:
                 return None

@@ -273,7 +273,7 @@ async def test_a_call_that_is_cancelled_before_it_begins_is_answered() -> None:
         await asyncio.sleep(0)  # it is said
         storing.cancel()
         with pytest.raises((asyncio.CancelledError, TransferCancelled)):
-            await asyncio.wait_for(storing, 5.0)
+            await asyncio.wait_for(storing, 30)
         await host.store([1], [0])
 
 
@@ -338,7 +338,7 @@ async def test_a_cancelled_connect_leaves_no_link(monkeypatch: pytest.MonkeyPatc
         connecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await connecting
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30):
             await has_closed.wait()
 
 

@@ -256,7 +256,7 @@ async def test_if_one_loop_fails_the_other_one_ends_with_its_step(failing: str) 
     runner = bench.runner.other if failing == "prompts" else bench.runner
     runner.error = NodeSick("the machine is broken")
     bench.engine.submit(make_request(5, max_tokens=3))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with pytest.raises(NodeSick, match="the machine is broken"):
             await bench.phases.run(observer)
         while bench.engine.has_thread or bench.prompt_engine.has_thread:

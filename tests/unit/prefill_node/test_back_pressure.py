@@ -41,7 +41,7 @@ async def turns(number: int = 50) -> None:
 
 
 async def until(events: list[asyncio.Event]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         for event in events:
             await event.wait()
     await turns()

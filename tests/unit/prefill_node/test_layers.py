@@ -73,7 +73,7 @@ async def test_what_is_announced_in_mid_step_is_written(budget: int) -> None:
         bench.start("r", num_tokens)
         num_partial = 0
         while True:
-            message = await asyncio.wait_for(said.get(), 5)
+            message = await asyncio.wait_for(said.get(), 30)
             assert isinstance(message, Announcement | HandoffRecord)
             ticket = read_ticket(message.ticket)
             await puller.pull(link, message.ticket, list(range(NUM_BLOCKS)), 0, 5.0)
@@ -102,15 +102,15 @@ async def test_cancelled_between_two_layers_the_blocks_are_free_after_the_step()
     async with bench.running(runner):
         bench.handoffs.subscribe("r", subscriber)
         bench.start("r", 30)
-        await asyncio.wait_for(said.get(), 5)
+        await asyncio.wait_for(said.get(), 30)
         bench.node.cancel_leg("r", "the client has gone")
         assert bench.handoffs.num_pinned_blocks == 0
         assert bench.pool.num_free < NUM_BLOCKS, "the step still writes to them"
         for _ in range(LAYOUT.num_layers):
             runner.pulled.release()
-        ended = await asyncio.wait_for(said.get(), 5)
+        ended = await asyncio.wait_for(said.get(), 30)
         assert not isinstance(ended, Announcement)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while bench.node.engine.queues.running:
                 await asyncio.sleep(0)
         assert said.empty()

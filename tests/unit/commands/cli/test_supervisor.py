@@ -1,4 +1,5 @@
 import asyncio
+import re
 import signal
 import time
 from pathlib import Path
@@ -111,10 +112,14 @@ async def test_a_child_that_cannot_start_ends_the_start_at_once_with_its_error(f
 
 
 async def test_the_start_deadline_names_who_is_late(fake_command):
-    cluster = Cluster(config("stuck", start_s=2.0), command=fake_command, machine=ONE_CORE)
-    with pytest.raises(StartFailed, match=r"within 2 s \(start_s\): .*decode-0 \((loading|not)"):
-        async with cluster:
-            pytest.fail("it started")
+    for start_s in (2.0, 8.0, 32.0):  # on a busy machine the coordinator may be late itself
+        cluster = Cluster(config("stuck", start_s=start_s), command=fake_command, machine=ONE_CORE)
+        with pytest.raises(StartFailed, match=rf"within {start_s:g} s \(start_s\): ") as info:
+            async with cluster:
+                pytest.fail("it started")
+        if "no coordinator at" not in str(info.value):
+            break
+    assert re.search(r"decode-0 \((loading|not)", str(info.value))
 
 
 async def test_a_node_that_does_not_drain_is_killed_when_its_deadline_has_passed(fake_command):

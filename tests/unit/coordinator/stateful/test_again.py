@@ -84,7 +84,7 @@ async def test_one_that_is_stopped_again_is_left_to_the_one_after(path: Path) ->
 
 async def test_one_that_waits_does_not_hold_up_the_end(path: Path) -> None:
     async with next_one(path) as (api, _, _):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await api.server.stop(60.0)
     again = ResponseStore(backing=StoreFile(path))
     assert len(again.unfinished()) == 1

@@ -30,7 +30,7 @@ async def test_one_that_cannot_be_served_is_closed_and_the_next_is_accepted(
     said = []
     for _ in range(2):
         reader, writer = await asyncio.open_connection(*address)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             said.append(await reader.read())
         writer.close()
         await writer.wait_closed()
@@ -54,6 +54,6 @@ async def test_a_process_out_of_descriptors_accepts_later(monkeypatch: pytest.Mo
     acceptor = Acceptor(listener, accepted.put_nowait)
     await has_failed.wait()
     with socket.create_connection(listener.getsockname()):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             (await accepted.get()).close()
     await acceptor.close()

@@ -41,7 +41,7 @@ def growth_of(pool: Pool) -> MemoryGrowth:
 
 
 async def settled(growth: MemoryGrowth) -> None:
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(30):
         while growth._growing is not None:
             await growth._growing
 

@@ -40,7 +40,7 @@ async def status_of(address: str, method: str, hello: bytes, said: list[bytes]) 
     async with grpc.aio.insecure_channel(address) as channel:
         stream = channel.stream_stream(method)()
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 if hello:
                     await stream.write(hello)
                     await stream.read()
@@ -51,7 +51,7 @@ async def status_of(address: str, method: str, hello: bytes, said: list[bytes]) 
                     pass
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # it has ended before we had said everything
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             return await stream.code()
 
 
@@ -109,6 +109,6 @@ async def test_a_node_goes_on_serving_its_sessions(pair: Pair) -> None:
     )
     address = pair.peer.session_address
     await assert_mannerly(address, "/pdserve.wire.KvSession/Open", messages, seed=7)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert (await pair.sessions.get(pair.peer)).link.transport == "shm"
     assert not pair.announcer.subscribers

@@ -155,7 +155,7 @@ async def test_a_body_that_waits_in_vain_is_told_when_to_come_again() -> None:
 
 
 async def test_a_websocket_has_no_compression() -> None:
-    async with served() as api, connected(api) as client, asyncio.timeout(5):
+    async with served() as api, connected(api) as client, asyncio.timeout(30):
         head = await socket_of(client, "")
         assert head.startswith(b"HTTP/1.1 101")
         assert b"deflate" not in head.lower()
@@ -193,7 +193,7 @@ async def test_messages_give_back_what_they_held() -> None:
     ):
         for _ in range(8):  # together far more than there is room for
             await ask(socket, 40 * KIB)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while api.server_context.bodies.num_bytes:
                 await asyncio.sleep(0.001)
 
