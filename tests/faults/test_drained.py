@@ -17,7 +17,7 @@ from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll, running
 
-STREAMED = 1200
+STREAMED = 1000
 LONG = 12_000
 
 

@@ -30,7 +30,7 @@ from tests.waits import until
 ServingStatus = HealthCheckResponse.ServingStatus
 FLOOR_S = 1.0  # instead of the product's, for these tests to be short
 HANG, FAIL = signal.SIGUSR1, signal.SIGUSR2
-STREAMED = 400  # tokens of an output that takes a while
+STREAMED = 300  # tokens of an output that takes a while
 
 
 def obey() -> None:

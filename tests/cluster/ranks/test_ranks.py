@@ -28,7 +28,7 @@ from tests.cluster.ranks.ranked_nodes import (
 )
 from tests.forked_rank import fork_ranks
 
-LENGTHS = (1, 16, 17, 100, 336)
+LENGTHS = (1, 17, 100, 336)
 NUM_STREAMED = 400  # tokens of the streams that go on elsewhere
 
 

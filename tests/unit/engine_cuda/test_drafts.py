@@ -41,7 +41,7 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 def requests() -> list[Request]:
     return [
-        make_request(make_prompt(3 + 2 * n, n), request_id=name, max_tokens=7, **options)
+        make_request(make_prompt(3 + 2 * n, n), request_id=name, max_tokens=5, **options)
         for n, (name, options) in enumerate(OPTIONS.items())
     ]
 
