@@ -10,6 +10,7 @@
 #include "drafts/bind.h"
 #include "json_shape.h"
 #include "linear/launch.h"
+#include "places/bind.h"
 #include "ranks/bind.h"
 #include "recurrent/bind.h"
 #include "routing/bind.h"
@@ -33,6 +34,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_row_codes(m);
     pdserve::bind_linear(m);
     pdserve::bind_rows(m);
+    pdserve::bind_places(m);
     pdserve::bind_ranks(m);
     pdserve::bind_routing(m);
     pdserve::bind_recurrent(m);

@@ -116,6 +116,16 @@ bool commit_huge_pages(Region region) {
     return is_huge;
 }
 
+// The whole pages in it. What is left of others stays as it is.
+void free_pages(Region region) {
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto first = reinterpret_cast<uintptr_t>(region.data());
+    const uintptr_t begin = (first + page - 1) / page * page;
+    const uintptr_t end = (first + region.size()) / page * page;
+    if (begin >= end) return;
+    if (madvise(reinterpret_cast<void*>(begin), end - begin, MADV_REMOVE) != 0) raise_errno();
+}
+
 }  // namespace
 
 void bind_shared_memory(nb::module_& m) {
@@ -126,6 +136,8 @@ void bind_shared_memory(nb::module_& m) {
           "Read a mapped file into memory, and map all of it; whether the kernel can.");
     m.def("commit_huge_pages", &commit_huge_pages, "region"_a.noconvert(),
           "Give a shared region all of its memory now; whether in huge pages.");
+    m.def("free_pages", &free_pages, "region"_a.noconvert(),
+          "Give the memory of a shared region back; it is zeroes from then on.");
 }
 
 }  // namespace pdserve

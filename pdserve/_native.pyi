@@ -539,6 +539,96 @@ def read_in(region: NDArray[np.uint8]) -> bool:
     cannot be read.
     """
 
+class Ledger:
+    """What the places of a node share (`csrc/places/ledger.h`): memory in bytes, and turns.
+
+    Times are of CLOCK_MONOTONIC, in seconds. Methods do not wait, unless they say so.
+    """
+
+    def __init__(self, path: str, place: int, budget: int) -> None:
+        """Map the file, which is made if it is not there, as the place of this number (0 to 15).
+
+        The budget is that of who came first.
+
+        Raises:
+            OSError: the file cannot be used; BlockingIOError: another process is that place.
+        """
+
+    @property
+    def budget(self) -> int:
+        """Bytes of weights and KV that all may have."""
+
+    @property
+    def held(self) -> int:
+        """Bytes of KV that this place has."""
+
+    @property
+    def room(self) -> int:
+        """Bytes that it can take now."""
+
+    @property
+    def reach(self) -> int:
+        """Bytes that it could take if others gave back what no request uses."""
+
+    @property
+    def owed(self) -> int:
+        """Bytes that others lack, and this place has above its floor."""
+
+    @property
+    def changes(self) -> int:
+        """Counts changes of what there is for others."""
+
+    @property
+    def num_waiting(self) -> int:
+        """How many others wait for their turn."""
+
+    def enter(self, weights: int, floor: int) -> bool:
+        """Be awake with these weights, and have that much KV for certain; False: too much."""
+
+    def leave(self) -> None:
+        """Have nothing, and not the turn."""
+
+    def take(self, num_bytes: int) -> bool:
+        """Take memory for KV; False: there is too little."""
+
+    def give(self, num_bytes: int) -> None:
+        """Give memory for KV back."""
+
+    def set_used(self, num_bytes: int) -> None:
+        """Tell how much of what is held requests use."""
+
+    def set_wanted(self, num_bytes: int) -> None:
+        """Tell how much is lacking."""
+
+    def clear_dead(self) -> bool:
+        """Free what places have whose process has ended; whether there were any."""
+
+    def await_change(self, seen: int, within_s: float) -> int:
+        """Wait, without the interpreter lock, for another number of changes than `seen`."""
+
+    def try_turn(self, lease_s: float) -> bool:
+        """Take the turn, unless another place has it, which it may not keep for longer."""
+
+    def await_turn(self, due_s: float, lease_s: float, within_s: float) -> bool:
+        """Wait for the turn, without the interpreter lock; whether it came.
+
+        Whoever has it gives it to the place whose step is due first. If that one has died, or its
+        lease is over, it is taken away.
+        """
+
+    def pass_turn(self, has_more: bool, due_s: float = 0.0, lease_s: float = 0.0) -> bool:
+        """Give the turn on after a step, unless the next one here is due before those of others.
+
+        Returns whether it is kept.
+        """
+
+def free_pages(region: NDArray[np.uint8]) -> None:
+    """Give the whole pages of a shared region back to the system: they are zeroes from then on.
+
+    Raises:
+        OSError: the memory may not be cut, as where others may not write.
+    """
+
 def commit_huge_pages(region: NDArray[np.uint8]) -> bool:
     """Allocate all memory of a shared region now, in huge pages if the kernel has them.
 
