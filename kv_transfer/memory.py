@@ -127,6 +127,13 @@ class ExportedPool:
         stop = None if end is None else -(-end * self.block_bytes // _HUGE_PAGE) * _HUGE_PAGE
         return _native.commit_huge_pages(self._mapping[start:stop])
 
+    def free_blocks(self, first: int, end: int) -> None:
+        """Give the memory of blocks first..end-1 back to the system, if the pool is not sealed.
+
+        Their tickets must be stale. They have memory again, and zeroes in it, once touched.
+        """
+        _native.free_pages(self.data[first:end].reshape(-1))
+
     def bump(self, block_ids: Sequence[int]) -> None:
         """Make all tickets for these blocks stale; call it *before* they are reused."""
         _native.bump_generations(self.generations, np.asarray(block_ids, dtype=np.int64))

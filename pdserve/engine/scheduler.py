@@ -145,8 +145,10 @@ class Queues:
         reusable = pool.usable(known)
         num_left = self._num_left(request.num_tokens, reusable, request)
         if (self.running or not is_alone) and 0 <= num_left < num_kept_free:
-            self.held_back.start()
-            return False
+            num_left += pool.want(num_kept_free - num_left)
+            if num_left < num_kept_free:
+                self.held_back.start()
+                return False
         if num_left < 0 or self.is_closed_to(request):
             return False
         if self.preemptions.calls_back(request):
@@ -235,7 +237,7 @@ class Queues:
         pool = self.pool
         if len(request.block_table) * pool.block_size >= request.num_tokens:
             return True
-        while pool.num_free == 0:
+        while pool.num_free == 0 and not pool.want(1):
             victim = self.victims.choose(self.between_steps, request)
             self.preempt(victim)
             if victim is request:
@@ -319,7 +321,8 @@ class Queues:
         streams = [stream for stream in self.streams if stream not in preempted]
         num_kept = self.headroom.num_kept_free(streams, newcomer)
         num_bare = max(0, num_passed - len(matched))
-        return pool.num_free_after_taking([*matched, *source], num_new, num_bare) - num_kept
+        num_left = pool.num_free_after_taking([*matched, *source], num_new, num_bare) - num_kept
+        return num_left + pool.want(-num_left) if num_left < 0 else num_left
 
     def _release(self, request: Request) -> None:
         self.pool.release(request.block_table, request.num_passed)

@@ -302,6 +302,13 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
         """See `need.tokens_of_held`."""
         return need.tokens_of_held(held_tokens, num_requests, self.per_request)
 
+    def least_blocks(self, max_model_len: int) -> int:
+        """Blocks that one request of `max_model_len` tokens needs, companions counted.
+
+        Of a state, it has its own blocks, and those of the snapshot that it goes on from.
+        """
+        return self.blocks_for(max_model_len) * (1 + self.num_companions) + 2 * self.state_blocks
+
     def blocks_in_budget(self, budget_bytes: int, max_model_len: int) -> int:
         """How many blocks fit into a memory budget.
 
@@ -309,8 +316,7 @@ class KvLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, cache_ha
             KvBudgetTooSmall: one request of `max_model_len` tokens would not fit; with the numbers.
         """
         num_blocks = budget_bytes // self.block_bytes
-        # Of a state, it has its own blocks, and those of the snapshot that it goes on from.
-        needed = self.blocks_for(max_model_len) * (1 + self.num_companions) + 2 * self.state_blocks
+        needed = self.least_blocks(max_model_len)
         if num_blocks < needed:
             raise KvBudgetTooSmall(
                 f"a KV budget of {budget_bytes} bytes holds {num_blocks} blocks of "

@@ -33,16 +33,8 @@ from pdserve.kv.companions import Companions
 from pdserve.shared.errors import OutOfBlocks
 
 
-def _ignore(_: Sequence[int]) -> None:
-    """Default for `bump_generations`: for pools that are not exported to other nodes."""
-
-
-def _nobody_asks(_: int) -> None:
-    """Default listener for `on_first_use`: does nothing."""
-
-
-def _nobody_keeps(_: bytes, __: str) -> None:
-    """Default listener for `on_owned`: does nothing."""
+def _ignore(*_: object) -> None:
+    """Default of what is called: nobody exports the pool, or listens."""
 
 
 class BlockPool:
@@ -89,8 +81,8 @@ class BlockPool:
         # High-water mark: exactly the first `_num_used` blocks have ever been allocated, because
         # used blocks are on top of the stack.
         self._num_used = 0
-        self._tell_used: Callable[[int], None] = _nobody_asks
-        self._tell_owner: Callable[[bytes, str], None] = _nobody_keeps
+        self._tell_used: Callable[[int], None] = _ignore
+        self._tell_owner: Callable[[bytes, str], None] = _ignore
         self._observers: list[CacheObserver] = []
         self.cache_version = 0  # incremented whenever the prefix cache changes
         # What makes a prefix one, if requests have states.
@@ -143,6 +135,16 @@ class BlockPool:
         return self._num_free_single // self._width
 
     @property
+    def num_within_reach(self) -> int:
+        """The same, with those for which there is memory (`SharedPool`)."""
+        return self.num_free
+
+    @property
+    def num_in_all(self) -> int:
+        """Those that requests use, and those within reach."""
+        return self.num_blocks
+
+    @property
     def num_cached(self) -> int:
         """Number of free blocks that hold a reusable prefix."""
         if self._companions is None:
@@ -164,7 +166,8 @@ class BlockPool:
         Raises:
             OutOfBlocks: fewer blocks are free; none was allocated.
         """
-        if self.num_free_after_taking((), num_blocks, num_bare) < 0:
+        num_left = self.num_free_after_taking((), num_blocks, num_bare)
+        if num_left < 0 and num_left + self.want(-num_left) < 0:
             raise OutOfBlocks(f"{num_blocks} blocks wanted, {self.num_free} are free")
         taken = [self._take_free() for _ in range(num_blocks)]
         for block_id in taken:
@@ -179,6 +182,11 @@ class BlockPool:
             self._num_used = num_used
             self._tell_used(num_used)
         return taken
+
+    def want(self, num_blocks: int) -> int:
+        """Get so many further free blocks, or ask for them; returns how many there are now."""
+        del num_blocks
+        return 0  # all have their memory
 
     def retain(self, block_ids: Sequence[int], num_bare: int = 0) -> None:
         """Add a reference to each of these referenced blocks, so they outlive their owner.
@@ -367,7 +375,7 @@ class BlockPool:
             assert len(cached) == len(self._cached), "a cached block is referenced"
         assert len(uncached) == len(self._uncached), "a block is on the free list twice"
         assert not uncached & self._lacking, "a block without content lacks something"
-        states = [uncached, cached, referenced, companions]
+        states = [uncached, cached, referenced, companions, self._without_memory()]
         num_all = len(self._references)
         assert sum(map(len, states)) == num_all, "a block is in two states, or in none"
         assert set().union(*states) == set(range(num_all)), "a block was lost"
@@ -375,6 +383,9 @@ class BlockPool:
         assert {h: b for b, h in self._hash_of.items()} == self._block_of
         assert cached <= set(self._hash_of), "a cached block has no hash"
         assert not uncached & set(self._hash_of), "an uncached block has a hash"
+
+    def _without_memory(self) -> set[int]:
+        return set()
 
     def _take_free(self) -> int:
         if self._uncached:

@@ -54,6 +54,11 @@ class Headroom:
                 return matched[:count]
         return matched
 
+    def want(self, num_blocks: int) -> None:
+        """Have so many to spare, if there is memory for them."""
+        if (num_missing := num_blocks - self.num_spare) > 0:
+            self._pool.want(num_missing)
+
     def take_prefix(self, hashes: Sequence[bytes]) -> list[int]:
         """As `match_prefix`, with a reference to each block."""
         return self._pool.take_prefix(hashes[: len(self.match_prefix(hashes))])
@@ -70,6 +75,7 @@ class Filling:
     def room(self, num_blocks: int) -> int:
         """How many of `num_blocks` blocks may be filled now."""
         num_left = self._max_blocks - self.num_blocks
+        self._headroom.want(min(num_blocks, num_left))
         return max(0, min(num_blocks, self._headroom.num_spare, num_left))
 
     @contextmanager
