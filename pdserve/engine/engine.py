@@ -37,7 +37,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import compress
 from math import inf
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from pdserve.engine.interface import OthersSampled, Runner, Sampled, StepObserver, shape_of
 from pdserve.engine.request import Request, Scheduled
@@ -50,6 +50,22 @@ from pdserve.shared.errors import DeadlineExceeded, PdserveError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Turns(Protocol):
+    """Whose step is next, where engines of other processes compute on the same cores."""
+
+    def take(self) -> bool:
+        """Take the turn, or go on having it; False: another process has it."""
+        ...
+
+    def wait(self) -> Callable[[], bool]:
+        """Return what waits for it for a while, in the thread that computes: whether it came."""
+        ...
+
+    def over(self, *, has_more: bool) -> None:
+        """Give it on after a step, unless more is to be computed here and that is more urgent."""
+        ...
 
 
 class _Loop(NamedTuple):
@@ -76,6 +92,7 @@ class Engine(StepEnds):
         if beside is not None:
             beside._other = self
         self.on_idle: Callable[[], None] = lambda: None  # called when there is nothing to compute
+        self.turns: Turns | None = None  # None: the cores are its own
         self._wake = asyncio.Event()
         self.pool.on_release(self._wake.set)
         self._thread: StepThread | None = None  # from its first use to the end of `run`
@@ -135,17 +152,19 @@ class Engine(StepEnds):
         try:
             while not self._is_stopping:
                 self._wake.clear()
+                waited_s = 0.0 if self.turns is None else await self._take_turn(self.turns, loop)
                 await self._compute_drafts(loop)
-                planned_s = self._clock.now()
+                now_s = self._clock.now()
                 self._drop_unfit(observer)
-                self._drop_expired(planned_s, observer)
+                self._drop_expired(now_s, observer)
                 rows = self.begin_step()
                 if self.queues.preemptions.to_recall:
                     self._recall(observer)
                 if rows:
-                    await step(rows, planned_s, loop)
+                    await step(rows, now_s - waited_s, loop)  # the wait is part of its time
                     self._wake_other()
                 else:
+                    self._turn_over(has_more=False)
                     self._report(observer)
                     self._last_end_s = None
                     self.on_idle()
@@ -154,6 +173,7 @@ class Engine(StepEnds):
             self._report(observer)  # the last step may be over, but its report deferred
             self._thread = None
             thread.close()
+            self._turn_over(has_more=False)
 
     @property
     def has_thread(self) -> bool:
@@ -171,6 +191,24 @@ class Engine(StepEnds):
         if self._thread is None:
             self._thread = StepThread()
         return self._thread
+
+    async def _take_turn(self, turns: Turns, loop: _Loop) -> float:
+        """Wait until nobody else computes, if there may be something to compute; returns seconds.
+
+        What is planned then has what came meanwhile.
+        """
+        queues = self.queues
+        if not (queues.running or queues.waiting) or turns.take():
+            return 0.0
+        began_s = self._clock.now()
+        self._report(loop.observer)  # nobody is to wait for what has been computed
+        while not (self._is_stopping or await loop.thread.submit(turns.wait()).result):
+            pass
+        return self._clock.now() - began_s
+
+    def _turn_over(self, *, has_more: bool) -> None:
+        if self.turns is not None:
+            self.turns.over(has_more=has_more)
 
     async def _idle(self) -> None:
         """Wait to be woken, or until the next deadline of a request that is waiting for blocks."""
@@ -253,6 +291,7 @@ class Engine(StepEnds):
             self._fail(rows, error, loop.observer)
             return
         self.step = None
+        self._turn_over(has_more=bool(self.queues.running or self.queues.waiting))
         times = StepTimes(planned_s, started_s, ended_s, loop.runner.model_s - model_before_s)
         await self._end(rows, sampled, shape, times, loop.observer)
 

@@ -27,6 +27,7 @@ from pdserve.engine.drafts.texts import FormerAnswers, OwnText, Predictions, Tex
 from pdserve.engine.engine import Engine
 from pdserve.engine.grammar import GrammarCompiler
 from pdserve.engine.kv.block_pool import BlockPool
+from pdserve.engine.kv.shared_pool import Budget, SharedPool
 from pdserve.engine.kv.shortage import CouldFetch, Victims, make_headroom
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.decoder import Decoder
@@ -113,10 +114,12 @@ def make_parts(
     tier_blocks: TierBlocks | None,
     state: Callable[[], NodeState],
     hosts: Sequence[FarHost] = (),
+    budget: Budget | None = None,
 ) -> NodeParts:
     """Build a node's parts over its KV memory; nothing runs yet.
 
-    `role` only names the node. `hosts` have the parts of the memory that are not here.
+    `role` only names the node. `hosts` have the parts of the memory that are not here. With a
+    `budget`, blocks have memory only while they are used.
     """
     node_id = config.node_id or f"{role.name.lower()}-{secrets.token_hex(3)}"
     incarnation = secrets.token_hex(8)
@@ -131,7 +134,7 @@ def make_parts(
     sessions = Sessions(
         node_id, incarnation, identity, puller, clock, config.timeouts, security=security
     )
-    pool = BlockPool(
+    pool = (BlockPool if budget is None else partial(SharedPool, budget=budget))(
         memory.num_blocks,
         identity.layout.block_size,
         prefix_cache=config.engine.prefix_cache,

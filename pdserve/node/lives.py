@@ -15,6 +15,7 @@ import sys
 import uvloop
 from msgspec.structs import replace
 
+from pdserve.node.places.place import Place
 from pdserve.node.prefixes.host_tier import make_tier_blocks
 from pdserve.node.roles import ServiceFactories
 from pdserve.node.runtime import Planned, live
@@ -25,6 +26,7 @@ from pdserve.node.start.model import set_threads, share_of
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig, WeightsConfig
 from pdserve.settings.models import check_digest, node_of_model, other_models
+from pdserve.shared.errors import ConfigError
 from pdserve.shared.process.collector import freeze_loaded_objects
 from pdserve.shared.process.open_files import raise_file_limit
 from pdserve.shared.process.signals import StopSignals
@@ -46,14 +48,17 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
     check_exposure(config.security, config.host)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_file_limit(MOST_FILES)
+    place = Place.of(config)
     cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
     log.info("%s", cores.describe())
     set_threads(cores.of_rank(0, share_of(config.engine).num_ranks).num_threads)
     use_service_cores(cores)
-    uvloop.run(_lives(plan(config, role, cores), config, cores, make))
+    uvloop.run(_lives(plan(config, role, cores, place), config, cores, make))
 
 
-def plan(config: NodeConfig, role: NodeRole, cores: CorePlan) -> Planned:
+def plan(
+    config: NodeConfig, role: NodeRole, cores: CorePlan, place: Place | None = None
+) -> Planned:
     """Plan a life. Raises as `run`."""
     name, config = node_of_model(config)
     model = plan_models(config, role)
@@ -62,8 +67,10 @@ def plan(config: NodeConfig, role: NodeRole, cores: CorePlan) -> Planned:
     check_splits(config, role, cores, model)
     tier_blocks = make_tier_blocks(config, model)
     on_cpu = model.device.type == "cpu"  # what a GPU keeps of a life is not known
+    if place is not None and not on_cpu:
+        raise ConfigError(f"place.ledger: this node computes on {model.device}: add --device cpu")
     others = other_models(config, name) if on_cpu else []
-    return Planned(config, role, model, tier_blocks, name, others)
+    return Planned(config, role, model, tier_blocks, name, others, place)
 
 
 async def _lives(
@@ -76,9 +83,15 @@ async def _lives(
         model, role = await live(planned, cores, make, signals)
         if not model or signals.has_heard:
             return
+        place = planned.place
+        del planned
         gc.collect()
+        if place is not None:
+            place.leave()
         weights = WeightsConfig(model=model)
-        planned = await asyncio.to_thread(plan, replace(config, checkpoint=weights), role, cores)
+        planned = await asyncio.to_thread(
+            plan, replace(config, checkpoint=weights), role, cores, place
+        )
         if signals.has_heard:
             return
         signals = StopSignals()

@@ -22,7 +22,6 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 import pdserve
-from kv_transfer.memory import ExportedPool
 from kv_transfer.transports.catalog import IN_CLEAR
 from pdserve.engine.interface import Runner, StepReport
 from pdserve.engine.model_runner import ModelRunner
@@ -31,8 +30,8 @@ from pdserve.node.assembly import ModelFacts, make_parts, use_loaded
 from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
 from pdserve.node.engine_watch import EngineWatch, unless_rank_lost
-from pdserve.node.memory.growth import MemoryGrowth
-from pdserve.node.memory.kv_memory import commit_if_asked, make_kv_memory, prefill_refusal
+from pdserve.node.memory.kv_memory import begin_memory, make_kv_memory, prefill_refusal
+from pdserve.node.places.place import Place, begin_life
 from pdserve.node.prefixes.exports import PrefixExports
 from pdserve.node.prefixes.host_tier import TierBlocks
 from pdserve.node.reports.gauges import (
@@ -94,6 +93,7 @@ class Planned:
     tier_blocks: TierBlocks | None = None
     name: str = ""  # its model's in the file of models; empty: there is no such file
     may_become: Sequence[str] = ()  # other models of that file
+    place: Place | None = None  # that it has on a node of several; None: the node is its own
 
 
 async def live(
@@ -144,13 +144,15 @@ class Node:
         self._server = Server(config.timeouts.liveness_s, self._security)
         self._certificate = CertificateEnd(self._security.tls_dir)
         self._loop_lag_s: Callable[[], float] = float  # none is known while it loads
-        self._memory = memory = make_kv_memory(role, model)
+        self._memory = memory = make_kv_memory(role, model, gives_back=planned.place is not None)
+        budget = None if planned.place is None else planned.place.memory_of(memory)
         self._ranks = ranks = start_other_ranks(config, model, cores, memory, self._security)
         self.loading = Loading(config, cores, model, memory, ranks.others)
         served, hosts = ModelFacts.of(model), ranks.kv_hosts
         self._parts = parts = make_parts(
-            config, role, served, memory, planned.tier_blocks, lambda: self._state, hosts
+            config, role, served, memory, planned.tier_blocks, lambda: self._state, hosts, budget
         )
+        self._place = begin_life(planned.place, parts, budget, self.loading)
         self._services = services = Services(
             parts,
             make,
@@ -243,11 +245,10 @@ class Node:
             ModelError: the weights cannot be used.
             NodeSick: a rank has ended.
         """
-        await asyncio.to_thread(commit_if_asked, self._config, self._memory)
-        if isinstance(self._memory, ExportedPool) and not self._config.engine.kv_commit:
-            growth = MemoryGrowth(self._memory)
-            await growth.begin()
-            self._parts.pool.on_first_use(growth.used)
+        if self._place is None:
+            await begin_memory(self._config, self._memory, self._parts.pool)
+        else:
+            await self._place.enter(self._model, self.loading.check_wanted)
         loading = self._services.engine.in_thread(self.loading.run)
         runner, known = await unless_rank_lost(loading, self._ranks.lost, self._end_sick)
         await unless_rank_lost(self._ranks.share_kv(self._parts), self._ranks.lost, self._end_sick)
@@ -256,6 +257,8 @@ class Node:
         if self.loading.slowdowns is not None:
             await self._split(runner, self.loading.slowdowns)
         self._memory.bump(range(self._memory.num_blocks))  # nobody's are what profiling wrote
+        if self._place is not None:
+            self._place.loaded()
         in_thread = partial(asyncio.get_running_loop().run_in_executor, None)
         watch = ProfileWatch(self._parts.perf, lambda error: in_thread(partial(known.doubt, error)))
         self._services.on_step(lambda _: watch.stepped())
@@ -280,8 +283,7 @@ class Node:
             await self._serve(runner, signals)
 
     async def _serve(self, runner: Runner, signals: StopSignals) -> None:
-        services = self._services
-        phases = self._phases
+        services, phases = self._services, self._phases
         running = services.engine.run(runner, services) if phases is None else phases.run(services)
         engine = asyncio.create_task(running)
         watch = self._engine_watch(engine)
@@ -328,8 +330,7 @@ class Node:
             await self._coordinators.leave()
             await self._server.stop(grace_s=0.0)
             await self._coordinators.wait_left(LEAVE_S)
-        role = self._services.role.name.lower()
-        sys.stderr.write(f"pdserve {role}: error: {self._sick_reason}\n")
+        sys.stderr.write(f"pdserve {self.role.name.lower()}: error: {self._sick_reason}\n")
         sys.stderr.flush()
         os._exit(SICK)
 
@@ -358,6 +359,8 @@ class Node:
         await self._ranks.close()
         if self._phases is not None:
             self._phases.close()
+        if self._place is not None:
+            self._place.end()
         self._memory.close()
 
     # ---- parts ---------------------------------------------------------------------------------
@@ -385,6 +388,7 @@ class Node:
             weights=self._model.weights,
             model_name=self._name,
             may_become=list(self._may_become),
+            place_of=self._config.place.place_of or self._config.place.ledger,
             arithmetic="" if self._model.precision is None else self._model.arithmetic,
         )
 

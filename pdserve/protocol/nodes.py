@@ -153,6 +153,7 @@ class NodeHello(Message, frozen=True):
     # What its steps depend on, where prefill and decode nodes have weights of their own: it stays
     # in its pool then. Empty: as the revision says.
     arithmetic: str = ""
+    place_of: str = ""  # the node whose cores and memory it shares with other models; empty: none
 
     def refusal(self, role: NodeRole) -> str:
         """Why the node can never work for a pool; empty: it can."""

@@ -89,6 +89,7 @@ class NodeStatus(Message, frozen=True, kw_only=True):
     drafts: list[DraftState] = []  # tokens that it has guessed, by source
     no_drafts: str = ""  # why it guesses none
     model: str = ""  # that it serves; empty: the only one
+    place_of: str = ""  # the node whose cores and memory it shares with other models; empty: none
 
 
 class AbsentNode(Message, frozen=True, kw_only=True):

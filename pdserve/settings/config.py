@@ -15,6 +15,7 @@ from msgspec import Meta
 from pdserve.settings.access import AccessConfig, SecurityConfig
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.flag_groups import COORDINATOR, NODE
+from pdserve.settings.places import PlaceConfig
 from pdserve.settings.prefixes import PrefixConfig
 from pdserve.settings.speculation import SpeculationConfig
 from pdserve.settings.struct import (
@@ -339,6 +340,7 @@ class NodeConfig(ConfigStruct, frozen=True):
     models: Models = ""
     checkpoint: WeightsConfig = WeightsConfig()
     engine: EngineConfig = EngineConfig()
+    place: PlaceConfig = PlaceConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     profile: ProfileConfig = ProfileConfig()
     policy: PolicyConfig = PolicyConfig()

@@ -414,7 +414,7 @@ class TransportReach(_message.Message):
     def __init__(self, name: _Optional[str] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to", "program_version", "protocol", "late_last", "weights", "short_len", "model_name", "may_become", "arithmetic")
+    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to", "program_version", "protocol", "late_last", "weights", "short_len", "model_name", "may_become", "arithmetic", "place_of")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -438,6 +438,7 @@ class NodeHello(_message.Message):
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     MAY_BECOME_FIELD_NUMBER: _ClassVar[int]
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
+    PLACE_OF_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     role: int
@@ -461,7 +462,8 @@ class NodeHello(_message.Message):
     model_name: str
     may_become: _containers.RepeatedScalarFieldContainer[str]
     arithmetic: str
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ..., protocol: _Optional[int] = ..., late_last: bool = ..., weights: _Optional[str] = ..., short_len: _Optional[int] = ..., model_name: _Optional[str] = ..., may_become: _Optional[_Iterable[str]] = ..., arithmetic: _Optional[str] = ...) -> None: ...
+    place_of: str
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ..., protocol: _Optional[int] = ..., late_last: bool = ..., weights: _Optional[str] = ..., short_len: _Optional[int] = ..., model_name: _Optional[str] = ..., may_become: _Optional[_Iterable[str]] = ..., arithmetic: _Optional[str] = ..., place_of: _Optional[str] = ...) -> None: ...
 
 class LinkState(_message.Message):
     __slots__ = ("peer", "transport", "reason", "codec")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -14,7 +15,9 @@ from kv_transfer.cuda.pool import DevicePool, PrivatePool
 from kv_transfer.hosts.part_elsewhere import PartElsewhere
 from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.sharded_pool import ShardedPool, parts_of
+from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.cache import DeviceBuffer
+from pdserve.node.memory.growth import MemoryGrowth
 from pdserve.node.start.model import NodeModel
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig
@@ -27,14 +30,20 @@ OpenDriver = Callable[[int], Driver]  # device |-> what it does for this process
 
 
 def make_kv_memory(
-    role: NodeRole, model: NodeModel, open_driver: OpenDriver = open_driver
+    role: NodeRole,
+    model: NodeModel,
+    open_driver: OpenDriver = open_driver,
+    *,
+    gives_back: bool = False,
 ) -> KvPool:
-    """Allocate the memory of a node's KV blocks.
+    """Allocate the memory of a node's KV blocks; one that `gives_back` some shares it with others.
 
     Raises:
         ConfigError: no room for the pool; or the GPU lacks what KV transfer takes, and the role
             requires KV transfer.
     """
+    if gives_back:  # the kernel would cut no memory that others may not write to
+        return ExportedPool(model.num_blocks, model.layout.block_bytes, is_sealed=False)
     if model.device.type == "cpu":
         return parts_memory(model)
     try:
@@ -105,6 +114,19 @@ def commit_if_asked(config: NodeConfig, memory: KvPool) -> None:
         ) from error
     if not is_huge:
         log.warning("kv_commit: this kernel has no huge pages for shared memory")
+
+
+async def begin_memory(config: NodeConfig, memory: KvPool, pool: BlockPool) -> None:
+    """Allocate all of a node's KV memory now, if the config says so, or as its blocks are used.
+
+    Raises:
+        ConfigError: as commit_if_asked.
+    """
+    await asyncio.to_thread(commit_if_asked, config, memory)
+    if isinstance(memory, ExportedPool) and not config.engine.kv_commit:
+        growth = MemoryGrowth(memory)
+        await growth.begin()
+        pool.on_first_use(growth.used)
 
 
 def engine_buffer(memory: KvPool) -> NDArray[np.uint8] | DeviceBuffer | None:

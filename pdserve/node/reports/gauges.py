@@ -72,7 +72,7 @@ def load_report(
         queued_tokens=services.queued_tokens,
         running_requests=len(engine.queues.running),
         waiting_requests=services.num_waiting,
-        free_blocks=engine.pool.num_free,
+        free_blocks=engine.pool.num_within_reach,
         cached_blocks=engine.pool.num_cached,
         pinned_blocks=services.num_pinned_blocks,
         step_time_s=engine.step_time_s,
@@ -95,8 +95,8 @@ def watch_services(metrics: NodeMetrics, services: Services) -> None:
     watch("adapters", "Adapters that are loaded", lambda: services.num_adapters)
     text = "Streams of lost coordinators that went on at another one"
     metrics.count("claimed_streams", text, lambda: services.num_claimed)
-    watch("blocks", "KV blocks of the pool", lambda: pool.num_blocks)
-    watch("free_blocks", "KV blocks that can be allocated", lambda: pool.num_free)
+    watch("blocks", "KV blocks of the pool", lambda: pool.num_in_all)
+    watch("free_blocks", "KV blocks that can be allocated", lambda: pool.num_within_reach)
     watch("kv_cache_usage_ratio", "Share of KV blocks in use", lambda: _share_in_use(pool))
     watch("cached_blocks", "Free KV blocks that hold a prefix", lambda: pool.num_cached)
     watch("pinned_blocks", "KV blocks held for others to pull", lambda: services.num_pinned_blocks)
@@ -120,7 +120,7 @@ def watch_sickness(metrics: NodeMetrics, sickness: Callable[[], Sickness | None]
 
 
 def _share_in_use(pool: BlockPool) -> float:
-    return 1 - pool.num_free / pool.num_blocks
+    return 1 - pool.num_within_reach / max(1, pool.num_in_all)
 
 
 def watch_preemptions(metrics: NodeMetrics, preempted: PreemptionStatistics) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from kv_transfer.memory import KvPool
 from pdserve.engine.drafts.heads.head import Head
 from pdserve.engine.drafts.model.draft_model import DraftModel
@@ -37,6 +40,8 @@ class Loading:
         self._ranks = ranks
         self.draft: DraftModel | Head | None = None  # if there is to be one
         self.slowdowns: Slowdowns | None = None  # of a node whose phases share its cores
+        # Called before each step that is measured, with what raises if none is wanted any more.
+        self.before_step: Callable[[Callable[[], None]], None] = lambda check_wanted: check_wanted()
 
     def abandon(self) -> None:
         """Make `run` raise at the next tensor, or at the next profiled step."""
@@ -59,9 +64,10 @@ class Loading:
             packed_cache(config.engine),
             self._ranks,
         )
-        costs = step_costs(config.profile, config.engine, self._model, runner, self._check_wanted)
+        before = partial(self.before_step, self.check_wanted)
+        costs = step_costs(config.profile, config.engine, self._model, runner, before)
         if self._model.draft is not None:
-            self.draft = load_draft(self._model, self._model.draft, config, self._check_wanted)
+            self.draft = load_draft(self._model, self._model.draft, config, before)
         if config.multiplexed:
             self.slowdowns = self._slowdowns(runner, len(self._cores.compute))
         return runner, costs
@@ -70,13 +76,14 @@ class Loading:
         if self._config.profile.profile == "off":
             return Slowdowns.proportional(num_cores)
         limits = step_limits(self._config.engine, self._model)
-        return measure_slowdowns(limits, runner, num_cores, self._check_wanted)
+        return measure_slowdowns(limits, runner, num_cores, self.check_wanted)
 
     def _set_progress(self, fraction: float) -> None:
         """Called after each tensor."""
-        self._check_wanted()
+        self.check_wanted()
         self.progress = fraction
 
-    def _check_wanted(self) -> None:
+    def check_wanted(self) -> None:
+        """Raise RequestCancelled: it was abandoned."""
         if self._is_abandoned:
             raise RequestCancelled("the node was stopped while it was loading")

@@ -29,7 +29,7 @@ from pdserve.engine.native.choice import KernelChoice, choose_kernels
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.plan.forms import ActivationDtype, WeightForm
 from pdserve.engine.plan.model import ModelPlan
-from pdserve.engine.plan.sizes import weight_bytes
+from pdserve.engine.plan.sizes import packed_bytes, weight_bytes
 from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
 from pdserve.engine.ranks.shard import WHOLE, Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
@@ -49,6 +49,7 @@ from pdserve.node.start.prefetch import weights_folder
 from pdserve.node.start.sizing import Sizes, cpu_kv_bytes, sizes_of
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import AttentionName, EngineConfig, NodeConfig
+from pdserve.settings.places import PlaceConfig
 from pdserve.settings.speculation import draft_model
 from pdserve.settings.values import parse_bytes
 from pdserve.shared.errors import ConfigError
@@ -187,7 +188,10 @@ def plan_model(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMode
     if model.recurrent is not None:
         by_role = precision is not None
         _check_states(device, share, draft_model(config.speculation), by_role=by_role)
+    plan = _plan(checkpoint, model, sizes.form, device)
     budget_bytes = _kv_budget(engine, device, model, sizes, share)
+    if config.place.ledger:
+        budget_bytes = _of_place(engine, config.place, packed_bytes(plan, sizes.activations))
     if device.type != "cpu":  # the largest part decides: heads may be replicated, stages uneven
         parts = layout.parts(share.parallelism.tensor, share.parallelism.pipeline)
         most_bytes = len(parts) * max(part.block_bytes for part in parts)
@@ -204,7 +208,6 @@ def plan_model(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMode
         layout.tokens_in(layout.whole_blocks(num_blocks)),
         max_model_len,
     )
-    plan = _plan(checkpoint, model, sizes.form, device)
     packed = packing(plan, stored_as(checkpoint, model))
     kernels = _kernels(engine, plan, sizes) if device.type == "cpu" else None
     computed = sizes.form.name
@@ -441,6 +444,12 @@ def _kv_budget(
         max(weight_bytes(plan, activations) for plan in plans),
         step_bytes(model, activations, worst, stages[0], has_graphs=engine.cuda_graphs),
     )
+
+
+def _of_place(engine: EngineConfig, place: PlaceConfig, num_bytes: int) -> int:
+    """Bytes of the largest KV pool beside these weights in the memory of a node's places."""
+    left = max(0, parse_bytes(place.memory) - num_bytes)
+    return left if engine.kv_memory == "auto" else min(left, parse_bytes(engine.kv_memory))
 
 
 def named_device(name: str) -> torch.device:

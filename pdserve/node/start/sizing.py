@@ -145,8 +145,10 @@ def check_memory(
     stored_bytes: int,
     root: Path = Path("/"),
     codings: Mapping[str, Coding] | None = None,
-) -> None:
+) -> int:
     """Check that the memory holds the weights, and the KV of one request of the longest.
+
+    Returns the bytes of both, if the size of the files is known.
 
     Args:
         engine: of a node that computes on this machine's CPU.
@@ -178,6 +180,7 @@ def check_memory(
             f"container has {_gib(most_bytes)}: take a smaller model, --quantization int8, or less "
             "--kv-memory"
         )
+    return as_loaded + sizes.layout.least_blocks(sizes.max_model_len) * sizes.layout.block_bytes
 
 
 def _gib(num_bytes: int) -> str:
