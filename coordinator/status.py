@@ -168,6 +168,7 @@ def _describe_node(member: Member, router: Router) -> NodeStatus:
         profiled_step_ms=step_s(member.perf) * 1e3 if member.perf else 0.0,
         drafts=load.drafts,
         no_drafts=load.no_drafts,
+        place_of=hello.place_of,
     )
 
 

@@ -178,4 +178,5 @@ def _as_seen(member: Member) -> AwakeNode:
         is_ready=member.is_ready,
         num_requests=load.running_requests + load.waiting_requests,
         may_become=frozenset(hello.may_become),
+        place_of=hello.place_of,
     )

@@ -10,10 +10,10 @@ anew. That costs whoever it served before, so one node is moved at a time and po
     cost   requests that run on the node, or wait for its model if that would be asleep.
 
 A node is taken from the model where it costs least, if the gain is larger; never below a model's
-`min`, and not before it was awake for MIN_AWAKE_S. An order has failed if nothing has come of it in
-ORDER_S, or the node has come back as another model's. It is given again: at once after the first
-failure, later after longer and longer. No event loop, no messages: what there is comes in, orders
-come out.
+`min`, and not before it was awake for MIN_AWAKE_S. Of a node with several places, a model has one.
+An order has failed if nothing has come of it in ORDER_S, or the node has come back as another
+model's. It is given again: at once after the first failure, later after longer and longer. No event
+loop, no messages: what there is comes in, orders come out.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class AwakeNode:
     is_ready: bool
     num_requests: int  # running or waiting there
     may_become: frozenset[str]  # names of models
+    place_of: str = ""  # the node whose cores and memory it shares with others; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +192,15 @@ class Wakes:
         longest_s = max(one.waited_s for one in model.waiting)
         if model.has(pool) and (longest_s < BUSY_S or self._is_loading(model, pool)):
             return None
+        has_places = self._where_awake(model, models)
         found = [
             (self._cost(other, node), self._since_s[node.node_id][1], node)
             for other in models
             if other is not model
             for node in other.nodes
-            if node.role in pool and self._may_leave(other, node, model.name, now_s)
+            if node.role in pool
+            and node.place_of not in has_places
+            and self._may_leave(other, node, model.name, now_s)
         ]
         if not found:
             return None
@@ -208,6 +212,12 @@ class Wakes:
         for tenant in {one.tenant for one in model.waiting}:
             self._made_for.append((now_s, tenant))
         return Wake(node.node_id, model.name)
+
+    def _where_awake(self, model: ModelNow, models: Sequence[ModelNow]) -> set[str]:
+        """Return the nodes of which the model has a place: two are no more than one."""
+        waking = {name for name, order in self._orders.items() if order.model == model.name}
+        nodes = [node for other in models for node in other.nodes if node.node_id in waking]
+        return {node.place_of for node in [*model.nodes, *nodes] if node.place_of}
 
     def _is_loading(self, model: ModelNow, pool: frozenset[NodeRole]) -> bool:
         return any(node.role in pool and not node.is_ready for node in model.nodes)

@@ -1,6 +1,6 @@
 """The models of a cluster that serves several: a TOML file that its coordinators and nodes read.
 
-shared = { decode = 1 }       # nodes that no model has for itself
+shared = { decode = 1 }       # nodes that no model has for itself; with at_once = 2: of two models
 
 [models.small]
 source = "models/small"       # as --model; or below the folder of this file
@@ -14,7 +14,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -23,8 +23,10 @@ from msgspec.structs import replace
 from pdserve.settings.cascades import RegisteredCascade, check_cascades
 from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig, WeightsConfig
 from pdserve.settings.external import ExternalEndpoint, check_external, here
+from pdserve.settings.places import MOST_PLACES
 from pdserve.settings.prices import Price
 from pdserve.settings.struct import ConfigStruct
+from pdserve.settings.values import parse_bytes
 from pdserve.shared.errors import ConfigError
 from pdserve.shared.hints.near import nearest
 
@@ -81,11 +83,26 @@ class RegisteredModel(ConfigStruct, frozen=True):
             raise ConfigError(str(error)) from error
 
 
+class SharedNodes(NumNodes, frozen=True):
+    """Nodes that are any model's, by demand."""
+
+    at_once: Annotated[int, Meta(ge=1, le=MOST_PLACES)] = 1  # models that are awake on each
+    memory: str = "auto"  # of each such node, for weights and KV of all; auto: half of what is left
+
+
+class StartedNode(NamedTuple):
+    """A node as it begins."""
+
+    model: str
+    shared: int | None = None  # which of several shared nodes it is a place of; None: of none
+    place: int = 0  # its number there
+
+
 class ModelsFile(ConfigStruct, frozen=True):
     """The whole file."""
 
     models: Annotated[dict[str, RegisteredModel], Meta(min_length=1)]
-    shared: NumNodes = NumNodes()  # nodes that are any model's, by demand
+    shared: SharedNodes = SharedNodes()
     cascades: dict[str, RegisteredCascade] = msgspec.field(default_factory=dict)
     external: dict[str, ExternalEndpoint] = msgspec.field(default_factory=dict)
 
@@ -96,11 +113,16 @@ class ModelsFile(ConfigStruct, frozen=True):
                 return own, model
         raise ConfigError(f"there is no model {name!r}{nearest(name, self.models)}")
 
-    def nodes(self, kind: _Kind) -> Iterator[str]:
-        """Yield the model that each node of a pool begins with: each one's own, then shared."""
+    def nodes(self, kind: _Kind) -> Iterator[StartedNode]:
+        """Yield how each node of a pool begins: each model's own, then shared ones."""
         for name, model in self.models.items():
-            yield from [name] * getattr(model.min, kind)
-        yield from [next(iter(self.models))] * getattr(self.shared, kind)
+            yield from [StartedNode(name)] * getattr(model.min, kind)
+        names, places = list(self.models), self.shared.at_once
+        for number in range(getattr(self.shared, kind)):
+            if places == 1:
+                yield StartedNode(names[0])
+            else:
+                yield from (StartedNode(names[i], number, i) for i in range(places))
 
 
 def read_models(file: str) -> ModelsFile:
@@ -182,6 +204,7 @@ def _check(file: ModelsFile) -> None:
         except ConfigError as error:
             raise ConfigError(f"models.{name}: {error}") from error
     models = set(meant)
+    _check_shared(file)
     for name, cascade in file.cascades.items():
         _check_names(meant, f"cascades.{name}", (name, *cascade.aliases))
     names = meant.keys() - models
@@ -189,6 +212,21 @@ def _check(file: ModelsFile) -> None:
         _check_names(meant, f"external.{name}", (name,))
     check_external(file.external)
     check_cascades(file.cascades, models, names, file.external)
+
+
+def _check_shared(file: ModelsFile) -> None:
+    shared = file.shared
+    if shared.at_once > len(file.models):
+        raise ConfigError(
+            f"shared.at_once {shared.at_once}: there are {len(file.models)} models to be awake"
+        )
+    if shared.memory != "auto":
+        if shared.at_once == 1:
+            raise ConfigError("shared.memory is for several models at once: give at_once, too")
+        try:
+            parse_bytes(shared.memory)
+        except ConfigError as error:
+            raise ConfigError(f"shared.memory: {error}") from error
 
 
 def _check_names(meant: dict[str, str], owner: str, names: Iterable[str]) -> None:

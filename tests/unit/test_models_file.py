@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pdserve.commands.cluster.config import ClusterConfig
-from pdserve.commands.cluster.plan import Machine, cluster_nodes, plan_cluster
+from pdserve.commands.cluster.plan import Machine, cluster_nodes, crowding, plan_cluster
 from pdserve.settings.config import CheckpointConfig, EngineConfig, Mode, NodeConfig, WeightsConfig
 from pdserve.settings.models import NumNodes, check_alone, node_of_model, read_models
+from pdserve.settings.places import PlaceConfig
 from pdserve.settings.prices import Price
 from pdserve.shared.errors import ConfigError
 
@@ -27,6 +29,13 @@ source = "org/big"
 revision = "v2"
 min = { decode = 2 }
 tenants = ["payers"]
+"""
+
+
+PLACES = """
+shared = { decode = 2, at_once = 2, memory = "1GiB" }
+models.a = { source = "x", min = {} }
+models.b = { source = "y", min = { decode = 1 } }
 """
 
 
@@ -75,6 +84,10 @@ def test_a_node_is_that_of_a_model_of_the_file(tmp_path: Path) -> None:
         ("models = {}", "length >= 1"),
         ("[model.a]\nsource = 'x'", "unknown field `model`"),
         ("[models", "cannot read"),
+        ("shared = { at_once = 2 }\n[models.a]\nsource = 'x'", "at_once 2: there are 1 models"),
+        ("shared = { at_once = 0 }\n[models.a]\nsource = 'x'", r">= 1.*shared.at_once"),
+        ("shared = { memory = '1GiB' }\n[models.a]\nsource = 'x'", "memory is for several"),
+        (PLACES.replace("1GiB", "much"), r"shared.memory: \"much\" is not a size"),
     ],
 )
 def test_a_wrong_file_is_told_in_one_line(text: str, says: str, tmp_path: Path) -> None:
@@ -102,6 +115,40 @@ def test_the_nodes_of_a_cluster(mode: Mode, tmp_path: Path) -> None:
     assert flags in coordinator.arguments
     assert all(flags in plan.arguments for plan in plans)
     assert "--model=org/big" in plans[-2].arguments
+
+
+def test_the_places_of_shared_nodes_have_their_cores_and_memory_together(tmp_path: Path) -> None:
+    config = ClusterConfig(models=written(tmp_path, PLACES), mode="colocated")
+    _, *plans = plan_cluster(config, 1, 2, Machine([0, 1, 2]), lambda node: f"/dev/shm/{node}")
+    nodes = [plan.config for plan in plans]
+    assert all(isinstance(node, NodeConfig) for node in nodes)
+    alone, *places = (node for node in nodes if isinstance(node, NodeConfig))
+    assert (alone.checkpoint.model, alone.engine.cpus, alone.place) == ("b", "0", PlaceConfig())
+    assert [(n.checkpoint.model, n.engine.cpus, n.place.place) for n in places] == [
+        ("a", "1", 0),
+        ("b", "1", 1),
+        ("a", "2", 0),
+        ("b", "2", 1),
+    ]
+    assert {(n.place.place_of, n.place.ledger, n.place.memory) for n in places} == {
+        (f"shared-decode-{i}", f"/dev/shm/shared-decode-{i}", str(1 << 30)) for i in range(2)
+    }
+    assert crowding(plans, [0, 1, 2], has_mps=False) == "", "their steps take turns"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"engine": EngineConfig(tensor_parallel=2)}, "tensor_parallel: not where"),
+        ({"engine": EngineConfig(device="cuda:0")}, "device: not where"),
+        ({"engine": EngineConfig(kv_commit=True)}, "kv_commit: not where"),
+        ({"mode": "multiplexed"}, "multiplexed: not where"),
+    ],
+)
+def test_what_cannot_share_a_node_is_refused(given: Any, says: str, tmp_path: Path) -> None:
+    config = ClusterConfig(models=written(tmp_path, PLACES), **{"mode": "colocated"} | given)
+    with pytest.raises(ConfigError, match=says):
+        plan_cluster(config, 1, 2, Machine(list(range(8))))
 
 
 def test_a_pool_that_no_model_has_nodes_of(tmp_path: Path) -> None:

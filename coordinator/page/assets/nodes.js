@@ -23,7 +23,8 @@ function updateNode(card, node) {
   const other = node.role === "prefill" ? "decode" : "prefill";
   const state = node.is_standby ? "standby" : node.state;
   card.className = `node ${state}${node.failing.length || node.is_alone ? " failing" : ""}`;
-  say(card.querySelector("h4"), node.model ? `${node.node_id} · ${node.model}` : node.node_id);
+  const names = [node.node_id, node.model, node.place_of && `on ${node.place_of}`];
+  say(card.querySelector("h4"), names.filter(Boolean).join(" · "));
   card.querySelector(".state").className = `state ${state}`;
   const loading = state === "loading" ? ` ${Math.round(node.loading_progress * 100)} %` : "";
   say(card.querySelector(".state span"), state + loading);

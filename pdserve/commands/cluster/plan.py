@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ from pdserve.commands.cluster.placement import (
     coordinator_cores,
     gpus_of_node,
 )
+from pdserve.node.memory.meminfo import available_bytes
 from pdserve.node.start.cores import plan_cores
 from pdserve.settings.access import AccessConfig
 from pdserve.settings.answers import AnswerConfig
@@ -30,8 +31,9 @@ from pdserve.settings.config import (
 )
 from pdserve.settings.flags import as_flags
 from pdserve.settings.models import read_models
+from pdserve.settings.places import PlaceConfig, check_place
 from pdserve.settings.timeouts import CoordinatorTimeouts, NodeTimeouts
-from pdserve.settings.values import IN_MEMORY, format_cpus
+from pdserve.settings.values import IN_MEMORY, format_cpus, parse_bytes
 from pdserve.shared.addresses import format_address, loopback
 from pdserve.shared.errors import ConfigError
 
@@ -46,6 +48,13 @@ class PlannedNode(NamedTuple):
     name: str  # also its node id
     kind: Kind
     model: str = ""  # of the models file, with which it begins; empty: there is no such file
+    place_of: str = ""  # the node that it is a place of; empty: it is one itself
+    place: int = 0  # its number there
+
+    @property
+    def node(self) -> str:
+        """What cores and memory are counted for."""
+        return self.place_of or self.name
 
 
 @dataclass(frozen=True)
@@ -71,19 +80,30 @@ class ProcessPlan:
 
 
 def plan_cluster(
-    config: ClusterConfig, http_port: int, grpc_port: int, machine: Machine
+    config: ClusterConfig,
+    http_port: int,
+    grpc_port: int,
+    machine: Machine,
+    ledger: Callable[[str], str] = lambda _: "",
 ) -> list[ProcessPlan]:
     """The coordinator, then prefill-0, prefill-1, ..., decode-0, ...
+
+    `ledger` says which file the places of a node share, by its name.
 
     Raises:
         ConfigError: the numbers of nodes contradict the mode, or the machine does.
     """
     nodes = cluster_nodes(config)
-    shares = assign_cores(len(nodes), machine.cores)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(n.node for n in nodes))}
+    shares = assign_cores(len(numbers), machine.cores)
     engines = [
-        _placed(config.engine, number, cores, machine.num_gpus)
-        for number, cores in enumerate(shares)
+        _placed(config.engine, numbers[n.node], shares[numbers[n.node]], machine.num_gpus)
+        for n in nodes
     ]
+    for node, engine in zip(nodes, engines, strict=True):
+        if node.place_of:
+            check_place(engine, multiplexed=config.mode == "multiplexed")
+    memory = place_memory(config, nodes)
     if config.mode == "multiplexed":
         check_splittable(engines, len(machine.cores))
     on_gpu = Counter(engine.device for engine in engines if engine.device.startswith("cuda"))
@@ -98,8 +118,30 @@ def plan_cluster(
     plans = [ProcessPlan(COORDINATOR, COORDINATOR, coordinator)]
     address = format_address(grpc_host, grpc_port)
     for node, engine in zip(nodes, engines, strict=True):
-        plans.append(ProcessPlan(node.name, node.kind, plan_node(config, node, address, engine)))
+        planned = plan_node(config, node, address, engine)
+        if node.place_of:
+            place = PlaceConfig(
+                ledger=ledger(node.place_of),
+                place=node.place,
+                place_of=node.place_of,
+                memory=str(memory),
+            )
+            planned = replace(planned, place=place)
+        plans.append(ProcessPlan(node.name, node.kind, planned))
     return plans
+
+
+def place_memory(config: ClusterConfig, nodes: Sequence[PlannedNode]) -> int:
+    """Bytes of each node of which several models have places; 0: there is none.
+
+    Raises:
+        ConfigError: the size of the file is none.
+    """
+    shared = {node.place_of for node in nodes if node.place_of}
+    if not shared:
+        return 0
+    memory = read_models(config.models).shared.memory
+    return available_bytes() // (2 * len(shared)) if memory == "auto" else parse_bytes(memory)
 
 
 def cluster_nodes(config: ClusterConfig) -> list[PlannedNode]:
@@ -123,9 +165,15 @@ def _nodes_of_models(config: ClusterConfig) -> list[PlannedNode]:
     if config.mode in ONE_POOL:
         kinds = ("decode",)
     nodes = [
-        PlannedNode(f"{kind}-{index}", kind, model)
+        PlannedNode(
+            f"{kind}-{index}",
+            kind,
+            begins.model,
+            "" if begins.shared is None else f"shared-{kind}-{begins.shared}",
+            begins.place,
+        )
         for kind in kinds
-        for index, model in enumerate(file.nodes(kind))
+        for index, begins in enumerate(file.nodes(kind))
     ]
     for kind in kinds:
         if not any(node.kind == kind for node in nodes):
@@ -222,11 +270,12 @@ def crowding(plans: Sequence[ProcessPlan], cores: Sequence[int], *, has_mps: boo
             f"{', '.join(shared)}, and no MPS: their steps take turns on it, so comparing modes "
             "there says nothing; start nvidia-cuda-mps-control -d, or give each node a GPU"
         )
-    shares = [
-        plan_cores(node.engine, cores)
+    on_cpus = {
+        node.place.place_of or node.node_id: node.engine  # the steps of places take turns
         for node in nodes
         if not node.engine.device.startswith("cuda")
-    ]
+    }
+    shares = [plan_cores(engine, cores) for engine in on_cpus.values()]
     num_threads = sum(share.num_threads for share in shares)
     num_cores = len({core for share in shares for core in share.compute})
     if num_threads <= num_cores:

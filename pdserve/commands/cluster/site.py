@@ -93,6 +93,7 @@ class ThisMachine:
         self._machine = machine
         self.supervisor_token = token_hex(32)
         self._ports: list[ReservedPort] = []  # HTTP, gRPC
+        self._ledgers: dict[str, int] = {}  # node |-> descriptor of what its places share
         self.warning = ""
 
     @property
@@ -114,7 +115,7 @@ class ThisMachine:
         self._ports = [ReservedPort(config.host, config.port)]
         self._ports.append(ReservedPort(loopback(config.host)))
         http_port, grpc_port = (reserved.port for reserved in self._ports)
-        plans = plan_cluster(config, http_port, grpc_port, machine)
+        plans = plan_cluster(config, http_port, grpc_port, machine, self._ledger)
         self.warning = crowding(plans, machine.cores, has_mps=has_mps())
         return plans
 
@@ -126,7 +127,15 @@ class ThisMachine:
         keys = keys_of_coordinator(os.environ, self.supervisor_token) if name == COORDINATOR else {}
         return self._make_child(name, words, on_line, on_exit, keys=keys)
 
+    def _ledger(self, node: str) -> str:
+        """A file that its places open, and that nobody has to remove."""
+        if node not in self._ledgers:
+            self._ledgers[node] = os.memfd_create(f"pdserve-{node}", os.MFD_CLOEXEC)
+        return f"/proc/{os.getpid()}/fd/{self._ledgers[node]}"
+
     async def release(self) -> None:
         """As Site.release."""
         for reserved in self._ports:
             reserved.close()
+        while self._ledgers:
+            os.close(self._ledgers.popitem()[1])

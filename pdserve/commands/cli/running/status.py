@@ -188,7 +188,8 @@ class _NodeTable:
             )
         for node in self._nodes:
             numbers = dict(zip(_COLUMNS, _numbers(node), strict=True))
-            of_model = [node.model] if has_models else []
+            place = f" on {node.place_of}" if node.place_of else ""
+            of_model = [node.model + place] if has_models else []
             table.add_row(
                 node.node_id, *of_model, _state(node), *(numbers[column] for column in shown)
             )

@@ -6,17 +6,17 @@ A node would say the same, but after it has loaded its modules, and beside the o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.placement import gpus_of_node
-from pdserve.commands.cluster.plan import Machine, cluster_nodes, plan_coordinator
+from pdserve.commands.cluster.plan import Machine, cluster_nodes, place_memory, plan_coordinator
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.settings.config import CheckpointConfig, EngineConfig
-from pdserve.settings.models import read_models
+from pdserve.settings.models import SharedNodes, read_models
 from pdserve.settings.speculation import draft_model
 from pdserve.shared.addresses import loopback
 from pdserve.shared.errors import ConfigError, ModelError, PdserveError
@@ -40,7 +40,8 @@ def check_cluster(config: ClusterConfig, machine: Machine, say: Say) -> None:
     if not config.models:
         _check_model(config, machine.num_gpus, say)
         return
-    for name, model in read_models(config.models).models.items():
+    file, needed = read_models(config.models), dict[str, int]()
+    for name, model in file.models.items():
         alone = replace(
             config,
             models="",
@@ -48,9 +49,27 @@ def check_cluster(config: ClusterConfig, machine: Machine, say: Say) -> None:
             engine=model.engine(config.engine),
         )
         try:
-            _check_model(alone, machine.num_gpus, say)
+            needed[name] = _check_model(alone, machine.num_gpus, say)
         except PdserveError as error:
             raise ConfigError(f"{config.models}: models.{name}: {error}") from error
+    _check_places(config.models, file.shared, needed, place_memory(config, cluster_nodes(config)))
+
+
+def _check_places(file: str, shared: SharedNodes, needed: Mapping[str, int], memory: int) -> None:
+    """Raises ConfigError: a shared node cannot hold the largest models that it may be asked for."""
+    largest = sorted(needed, key=needed.__getitem__)[-shared.at_once :]
+    num_bytes = sum(needed[name] for name in largest)
+    if memory and num_bytes > memory:
+        names = " and ".join(largest)
+        raise ConfigError(
+            f"{file}: {names} take {_mib(num_bytes)} when they are awake at once, each with a "
+            f"request of its longest, and a shared node has {_mib(memory)}: raise shared.memory, "
+            "or lower at_once, or their max_model_len"
+        )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{-(-num_bytes // (1 << 20))} MiB"
 
 
 def _check_device(engine: EngineConfig, num_gpus: int) -> None:
@@ -75,8 +94,11 @@ def _is_gpu(engine: EngineConfig, num_gpus: int) -> bool:
     return num_gpus > 0 and engine.device != "cpu"
 
 
-def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
-    """Raises PdserveError: it cannot be served, or not with these settings or this memory."""
+def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> int:
+    """Return the bytes that it takes here at least; 0: that is not known.
+
+    Raises PdserveError: it cannot be served, or not with these settings or this memory.
+    """
     from pdserve.engine.models.config import load_model_config
     from pdserve.engine.ranks.shard import check_ranks
     from pdserve.engine.ranks.sizes import Parallelism
@@ -103,13 +125,15 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> None:
     if _is_gpu(engine, num_gpus):
         for role in NodeRole:
             sizes_of(engine_of(engine, role), model, "cuda")
-        return
+        return 0
     num_bytes, codings = _draft_bytes(draft_model(config.speculation), checkpoint.path), None
     if is_here:
         num_bytes += checkpoint.weight_bytes()
         codings = stored_codings(checkpoint, model)
-    for role in NodeRole:
+    return max(
         check_memory(engine_of(engine, role), model, num_bytes, codings=codings)
+        for role in NodeRole
+    )
 
 
 def _draft_bytes(named: str, model: Path) -> int:

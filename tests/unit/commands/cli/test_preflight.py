@@ -66,6 +66,22 @@ def test_what_would_not_start_is_refused(sections, error, said):
         check(**sections)
 
 
+def test_a_shared_node_holds_the_largest_models_that_it_may_be_asked_for(tmp_path: Path) -> None:
+    models = "".join(
+        f"[models.{name}]\nsource = '{CHECKPOINT_PATH}'\nmin = {{}}\nmax_model_len = {length}\n"
+        for name, length in (("a", 128), ("b", 2048), ("c", 1024))
+    )
+
+    def given(memory: str, at_once: int = 2) -> dict[str, str]:
+        shared = f"shared = {{ decode = 1, at_once = {at_once}, memory = '{memory}' }}\n"
+        (tmp_path / "models.toml").write_text(shared + models)
+        return {"models": str(tmp_path / "models.toml"), "mode": "colocated"}
+
+    check(**given("1GiB"))
+    with pytest.raises(ConfigError, match=r"c and b take \d+ MiB when .* has 8 MiB: raise shared"):
+        check(**given("8MiB"))
+
+
 @pytest.mark.parametrize(
     ("engine", "said"),
     [

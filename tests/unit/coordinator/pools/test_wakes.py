@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -167,3 +168,17 @@ def test_a_wake_that_fails_is_tried_again_and_then_more_and_more_rarely() -> Non
     assert wakes.decide(asked, now_s + 2 * ORDER_S - 1) == []
     assert wakes.coming("b", now_s + 2 * ORDER_S - 1) is None
     assert wakes.decide(asked, now_s + 2 * ORDER_S) == [Wake("d0", "b")]
+
+
+def test_a_model_has_one_place_of_a_node() -> None:
+    def place(name: str, of: str, busy: int = 0) -> AwakeNode:
+        return replace(node(name, busy=busy), place_of=of)
+
+    a, b = [place("d0", "x")], [place("d1", "x"), place("d2", "y", busy=1)]
+    wakes, now_s = known(model("a", a), model("b", b), model("c"))
+    busy = [model("a", a, waits(3, waited_s=BUSY_S)), model("b", b), model("c")]
+    assert wakes.decide(busy, now_s) == [Wake("d2", "a")], "not beside itself, though d1 is idle"
+    wakes, now_s = known(model("a", a), model("b", b), model("c"))
+    asked = [model("a", a), model("b", b), model("c", waiting=waits(4, waited_s=BUSY_S))]
+    assert wakes.decide(asked, now_s) == [Wake("d0", "c")]
+    assert wakes.decide(asked, now_s) == []

@@ -112,7 +112,7 @@ async def test_nobody_is_told_of_a_pool_that_nobody_can_reach(
     model = replace(plan_model(config), num_blocks=NUM_BLOCKS)
     if kind == "private":
         memory = PrivatePool(NUM_BLOCKS, model.layout.block_bytes)
-        monkeypatch.setattr(runtime, "make_kv_memory", lambda *_: memory)
+        monkeypatch.setattr(runtime, "make_kv_memory", lambda *_, **__: memory)
     cores = plan_cores(config.engine, [0])
     node = runtime.Node(runtime.Planned(config, NodeRole.DECODE, model), cores, SERVICES)
     listener = Listener()
