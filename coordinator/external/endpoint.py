@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from typing import Any, Final
 
 import aiohttp
 
+from coordinator.admission.in_flight import InFlight
 from coordinator.external.breaker import Breaker
 from coordinator.external.errors import EndpointFailed, EndpointUnavailable
 from coordinator.external.events import MOST_EVENT_BYTES, AnswerCheck
@@ -51,11 +53,17 @@ class Endpoint:
         self._pause = pause
         self._breaker = Breaker(clock or SystemClock())
         self._session: aiohttp.ClientSession | None = None  # made in the loop that runs it
-        self._num_asking = 0
+        self._asking = InFlight(MOST_AT_A_TIME)
+        self._numbers = count()
 
     @asynccontextmanager
     async def asked(
-        self, path: str, body: Mapping[str, Any], num_choices: int, deadline_s: float = 0.0
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        num_choices: int,
+        deadline_s: float = 0.0,
+        tenant: str = "",
     ) -> AsyncIterator[Reply]:
         """Ask, and yield the reply once it has begun.
 
@@ -64,6 +72,7 @@ class Endpoint:
             body: as OpenAI describes it; the model is set here.
             num_choices: in the answer.
             deadline_s: for all of it, from now; 0: none.
+            tenant: who asks; the more calls it has there, the more places are left for others.
 
         Raises, also while the reply is read:
             EndpointUnavailable: it is left alone for now.
@@ -72,16 +81,21 @@ class Endpoint:
             DeadlineExceeded: it was silent for too long, or the deadline has passed.
             EndpointFailed: anything else; says what.
         """
-        if self._num_asking >= MOST_AT_A_TIME:
-            raise Overloaded(f"{MOST_AT_A_TIME} calls wait for {self.name!r} already", 1.0)
-        self._num_asking += 1
+        if not self._asking.has_place(1, tenant):
+            raise Overloaded(
+                f"{len(self._asking)} of {MOST_AT_A_TIME} calls at a time are at {self.name!r}, "
+                "and the other places are for others, if any",
+                1.0,
+            )
+        call = str(next(self._numbers))
+        self._asking.add([call], tenant)
         try:
             async with asyncio.timeout(deadline_s or None), AsyncExitStack() as held:
                 yield await self._begun(path, body, num_choices, held)
         except TimeoutError as error:
             raise DeadlineExceeded(f"{self.name!r} was not done in {deadline_s:g} s") from error
         finally:
-            self._num_asking -= 1
+            self._asking.remove(call)
 
     async def close(self) -> None:
         """Close its connections."""

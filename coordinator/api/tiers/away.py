@@ -117,7 +117,9 @@ class AwayPlan:
         trace.release_body()
         outcome = "failed"
         try:
-            asked = self.endpoint.asked(self.path, self.body, self.num_choices, self.deadline_s)
+            asked = self.endpoint.asked(
+                self.path, self.body, self.num_choices, self.deadline_s, trace.owner
+            )
             async with asked as reply:
                 trace.num_dispatched_tokens = trace.num_prompt_tokens
                 yield reply

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.external import endpoint
 from coordinator.external.breaker import MOST_FAILURES
 from coordinator.external.endpoint import Endpoint
 from coordinator.models.cascade import Cascade
@@ -25,6 +26,7 @@ from pdserve.settings.cascades import Escalation, Tier
 from pdserve.settings.external import ExternalEndpoint
 from pdserve.settings.prices import Price
 from pdserve.shared.clock import ManualClock, SystemClock
+from pdserve.shared.errors import Overloaded
 from tests.fakes.generator import FakeGenerator, tool_tokenizer
 from tests.fakes.openai_server import (
     TOLD,
@@ -328,3 +330,25 @@ async def test_text_of_a_tenant_leaves_only_if_it_may(tmp_path: Path) -> None:
         3,
     )
     assert json.dumps(two.cloud.bodies).count("Hi") == 1
+
+
+async def test_nobody_has_all_places_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "MOST_AT_A_TIME", 10)
+    gate = asyncio.Event()
+    answers = [streams(TOLD[0], gate)] * 10
+    async with OpenAiServer(answers).running() as cloud, AsyncExitStack() as held:
+        cloudy = Endpoint("cloud", ExternalEndpoint(url=cloud.url, model="large-1"))
+        held.push_async_callback(cloudy.close)
+
+        async def ask(tenant: str) -> None:
+            body = {"messages": [], "stream": True}
+            asked = cloudy.asked("/chat/completions", body, 1, tenant=tenant)
+            await held.enter_async_context(asked)
+
+        for _ in range(9):
+            await ask("a")
+        with pytest.raises(Overloaded, match="9 of 10 calls at a time are at 'cloud'"):
+            await ask("a")
+        await ask("b")
+        with pytest.raises(Overloaded, match="10 of 10"):
+            await ask("c")
