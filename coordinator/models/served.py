@@ -153,9 +153,13 @@ class ServedModels:
         """Have nodes become those of the models that need them more, if this one leads."""
         clusters = self.clusters
         leads = all(cluster.registry.are_led_by(self._incarnation) for cluster in clusters)
-        if len(clusters) == 1 or not leads:
+        if len(clusters) == 1:
             return
-        orders = self._wakes.decide([c.now() for c in clusters], self._clock.now())
+        models, now_s = [c.now() for c in clusters], self._clock.now()
+        if not leads:
+            self._wakes.watch(models, now_s)
+            return
+        orders = self._wakes.decide(models, now_s)
         for order in orders:
             member = self.of_node(order.node_id).registry.find(order.node_id)
             if member is not None:

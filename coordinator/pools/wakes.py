@@ -110,6 +110,21 @@ class Wakes:
     _since_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # node |-> (life, ready)
     _failed: dict[str, tuple[int, float]] = field(default_factory=dict)  # (times, when)
     _made_for: deque[tuple[float, str]] = field(default_factory=deque)  # (when, tenant)
+    # For orders of another coordinator: each ready node's model, and when others left theirs.
+    _ready: dict[str, str] = field(default_factory=dict)
+    _left: dict[str, tuple[str, float]] = field(default_factory=dict)
+
+    def watch(self, models: Sequence[ModelNow], now_s: float) -> None:
+        """Learn from the wakes that another coordinator orders, while this one gives no orders."""
+        ready = {n.node_id: model.name for model in models for n in model.nodes if n.is_ready}
+        for node_id in self._ready.keys() - ready.keys():
+            self._left[node_id] = self._ready[node_id], now_s
+        for node_id in self._left.keys() & ready.keys():
+            former, left_s = self._left.pop(node_id)
+            if ready[node_id] != former and now_s - left_s < ORDER_S:
+                self.times.learn(ready[node_id], now_s - left_s)
+        self._left = {n: left for n, left in self._left.items() if now_s - left[1] < ORDER_S}
+        self._ready = ready
 
     def decide(self, models: Sequence[ModelNow], now_s: float) -> list[Wake]:
         """Return the orders to give now; they are taken to be given."""

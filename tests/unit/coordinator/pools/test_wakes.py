@@ -170,6 +170,20 @@ def test_a_wake_that_fails_is_tried_again_and_then_more_and_more_rarely() -> Non
     assert wakes.decide(asked, now_s + 2 * ORDER_S) == [Wake("d0", "b")]
 
 
+def test_who_gives_no_orders_learns_from_those_of_others() -> None:
+    wakes, _ = known(model("a"), model("b"))
+    node_of_a, before_s = [node("d0"), node("d1")], wakes.times.expected_s("b")
+    wakes.watch([model("a", node_of_a), model("b")], 0.0)
+    wakes.watch([model("a", [node("d1")]), model("b")], 1.0)  # d0 drains
+    wakes.watch([model("a", [node("d1")]), model("b", [loading("d0")])], 2.0)
+    assert wakes.times.expected_s("b") == before_s
+    wakes.watch([model("a", [node("d1")]), model("b", [node("d0", life="2")])], 9.0)
+    assert wakes.times.expected_s("b") == pytest.approx(8.0)
+    wakes.watch([model("a"), model("b", [node("d0", life="2")])], 10.0)
+    wakes.watch([model("a", [node("d1", life="2")]), model("b", [node("d0")])], 11.0)
+    assert wakes.times.expected_s("a") == pytest.approx(8.0), "it was only started again"
+
+
 def test_a_model_has_one_place_of_a_node() -> None:
     def place(name: str, of: str, busy: int = 0) -> AwakeNode:
         return replace(node(name, busy=busy), place_of=of)
