@@ -140,6 +140,7 @@ async def test_prefill_node_killed_in_mid_prompt(
     await assert_all_used(client)
 
 
+@pytest.mark.long  # one is killed before by default
 async def test_prefill_node_killed_after_the_handoff(
     quartet: Fleet, client: Client, undisturbed: list[list[int]]
 ) -> None:

@@ -138,6 +138,7 @@ def cost_until(score: Score, tenant: str, end_s: float) -> float:
     return sum(call.prompt.num_tokens + OUTPUT_COST * call.num_output for call in done)
 
 
+@pytest.mark.long  # on nodes alone they do by default
 def test_shares_go_by_weight():
     """Both exceed the capacity; three quarters of it are Alice's."""
     prompt, answer = lognormal(600, 0.7, 3000), lognormal(2, 0.1, 4)
