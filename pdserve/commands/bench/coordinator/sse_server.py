@@ -63,7 +63,13 @@ def _last(num_tokens: int) -> bytes:
 
 class _Wanted(msgspec.Struct):
     max_tokens: int = 1
+    max_completion_tokens: int = 0  # as some gateways write it
     stream: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the answer."""
+        return self.max_completion_tokens or self.max_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -146,9 +152,9 @@ class _Connection(asyncio.Protocol):
             self._json(400, b"Bad Request", {"error": {"message": str(error)}})
             return
         if wanted.stream:
-            self._server.begin(self, wanted.max_tokens)
+            self._server.begin(self, wanted.num_tokens)
         else:
-            self._json(200, b"OK", _whole(wanted.max_tokens))
+            self._json(200, b"OK", _whole(wanted.num_tokens))
 
     def _json(self, status: int, reason: bytes, answer: object) -> None:
         body = msgspec.json.encode(answer)

@@ -342,3 +342,25 @@ async def test_the_fingerprint_names_the_revision(stream: bool) -> None:
     assert [len(names) for names in told.values()] == [1, 1]
     assert all(name.startswith("fp_4f0c1234_") for names in told.values() for name in names)
     assert len(set.union(*told.values())) == 2
+
+
+async def test_what_a_gateway_in_front_makes_of_a_chat_is_answered() -> None:
+    """As sglang-router 0.3.2 forwards one: see findings/sglang-router-rewrites-chats.sh."""
+    forwarded = {
+        "logit_bias": {"5": -1.0},
+        "logprobs": False,
+        "max_completion_tokens": 7,
+        "seed": 5,
+        "stream": False,
+        "no_stop_trim": False,
+        "ignore_eos": False,
+        "continue_final_message": False,
+        "skip_special_tokens": True,
+        "separate_reasoning": True,
+        "stream_reasoning": True,
+        "return_hidden_states": False,
+    }
+    async with served() as api:
+        async with api.chat(**forwarded) as answer:
+            assert answer.status == 200, await answer.text()
+        assert api.generator.last.request.sampling.max_tokens == 7
