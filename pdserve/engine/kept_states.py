@@ -44,7 +44,7 @@ class KeptStates:
         if num_tokens <= (request.num_hashed_tokens if num_by_prefill is None else num_by_prefill):
             request.extend_hashes(num_tokens, self._pool.block_size)
             block_hash = request.block_hashes[num_tokens // self._pool.block_size - 1]
-            self._snapshots.publish(blocks, block_hash, num_tokens)
+            self._snapshots.publish(blocks, block_hash, num_tokens, request.prompt.owner)
             if request.output_token_ids:
                 self._follow(request, block_hash)
         self._pool.release(blocks)

@@ -125,7 +125,6 @@ def make_parts(
     incarnation = secrets.token_hex(8)
     clock, metrics, identity = SystemClock(), NodeMetrics(), model.identity
     companions = made_up(memory.num_blocks, identity.layout.num_companions)
-    has_states = identity.layout.state_bytes > 0
     exporter, puller = _make_transfer_ends(
         config, node_id, incarnation, identity, memory, clock, hosts, companions
     )
@@ -144,8 +143,7 @@ def make_parts(
         state_blocks=identity.layout.state_blocks,
     )
     tier = make_tier(tier_blocks, memory, pool, hosts)
-    pulls = config.engine.prefix_cache and not has_states
-    pull = config.prefix.prefix_pull if pulls else "never"
+    pull = config.prefix.prefix_pull if config.engine.prefix_cache else "never"
     perf = PerfModel()  # a guess, until the node has profiled itself
     pull_costs = PullCosts(perf, config.engine.token_budget)
     worth = PrefixWorth(pull_costs, identity.layout, clock, pull)
@@ -164,7 +162,7 @@ def make_parts(
     speculation = Speculation(pool, perf.step_s, config.engine.max_batch_size, texts)
     watch_drafts(metrics, speculation)
     watch_draft_texts(metrics, texts)
-    silent = no_drafts(config.speculation, has_states=has_states)
+    silent = no_drafts(config.speculation, has_states=identity.layout.state_bytes > 0)
     if not silent:
         engine.speculate, engine.awaits = speculation, speculation.awaits
     fetch_parts = FetchParts(

@@ -135,6 +135,16 @@ def is_long(num_tokens: int, short_len: int) -> bool:
     return 0 < short_len < num_tokens
 
 
+def state_hashes(block_hash: bytes, num_blocks: int) -> list[bytes]:
+    """Return hashes of the blocks of the state behind the block of tokens that has this hash."""
+    return [
+        hashlib.blake2b(
+            block_hash + number.to_bytes(8), digest_size=HASH_BYTES, person=b"state"
+        ).digest()
+        for number in range(num_blocks)
+    ]
+
+
 def _turned(parent: bytes, turn: bytes) -> bytes:
     """What stands in for the parent of the block in which an adapter begins."""
     return hashlib.blake2b(parent, digest_size=HASH_BYTES, person=b"turn", key=turn).digest()

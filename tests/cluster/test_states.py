@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pdserve.settings.config import Mode
+from pdserve.settings.prefixes import PrefixConfig
 from tests.checkpoints import make_checkpoint
 from tests.cluster.checkpoints import MAX_MODEL_LEN, VOCAB_SIZE, Reference, make_prompt
 from tests.cluster.client import Client, Follower
@@ -24,11 +25,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_states_go_with_their_streams(model: Path) -> None:
-    """Prompts are handed off, one of them to two siblings; then a decode node is drained."""
+    """Prompts are handed off, one of them to two siblings; then a decode node is drained.
+
+    And a turn goes on behind a state that only the node has which decoded the one before.
+    """
     reference = Reference(model)
     prompts = [make_prompt(length) for length in (3, 64, 150)]
+    config = fleet_config(model, prefill=1, decode=2, prefix=PrefixConfig(prefix_pull="always"))
     async with (
-        running(Fleet(fleet_config(model, prefill=1, decode=2))) as fleet,
+        running(Fleet(config)) as fleet,
         Client(fleet.url) as client,
     ):
         outputs = await asyncio.gather(*(client.stream_all(prompt, 24) for prompt in prompts))
@@ -39,6 +44,11 @@ async def test_states_go_with_their_streams(model: Path) -> None:
         expected = await asyncio.gather(
             *(client.stream_all(prompt, STREAMED) for prompt in prompts)
         )
+        turn = [*prompts[2], *expected[2].token_ids, *make_prompt(20)]
+        answer = await client.stream_all(turn, 24)
+        assert answer.token_ids == reference.greedy(turn, 24)
+        assert answer.num_cached_tokens == 256, "where answers keep states"
+        assert (await fleet.gauges("prefill-0"))["prefix_tokens"] == 256 - 144
         followers = [Follower(client, prompt, STREAMED) for prompt in prompts * 2]
         await asyncio.gather(*(follower.reached(3) for follower in followers))
         assert (await fleet.drain_node("decode-0")).returncode == 0

@@ -12,26 +12,15 @@ used (GreedyDual).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from pdserve.protocol.requests import HASH_BYTES
+from pdserve.protocol.requests import state_hashes
 
 if TYPE_CHECKING:
     from pdserve.engine.kv.block_pool import BlockPool
 
 SHARE: Final = 4  # at most one of this many blocks is of a snapshot
-
-
-def state_hashes(block_hash: bytes, num_blocks: int) -> list[bytes]:
-    """Hashes of the blocks of the state behind the block of tokens that has this hash."""
-    return [
-        hashlib.blake2b(
-            block_hash + number.to_bytes(8), digest_size=HASH_BYTES, person=b"state"
-        ).digest()
-        for number in range(num_blocks)
-    ]
 
 
 class Snapshots:
@@ -79,15 +68,24 @@ class Snapshots:
         self._rank[block_hash] = self._lowest + self._tokens[block_hash]
         return self._pool.take_prefix(self.hashes_of(block_hash))
 
-    def publish(self, block_ids: Sequence[int], block_hash: bytes, num_tokens: int) -> None:
-        """Add a snapshot, whose blocks are referenced, of so many tokens, unless it is known."""
+    def publish(
+        self,
+        block_ids: Sequence[int],
+        block_hash: bytes,
+        num_tokens: int,
+        owner: str | None = None,
+    ) -> None:
+        """Add a snapshot, whose blocks are referenced, of so many tokens, unless it is known.
+
+        `owner` as in `BlockPool.publish`.
+        """
         if block_hash in self or not self.is_possible:
             return
         while len(self._rank) >= self._most:
             self.drop(min(self._rank, key=self._rank.__getitem__))
         hashes = self.hashes_of(block_hash)
         for block_id, state_hash in zip(block_ids, hashes, strict=True):
-            self._pool.publish(block_id, state_hash)
+            self._pool.publish(block_id, state_hash, owner)
         self._of.update(dict.fromkeys(hashes, block_hash))
         self._rank[block_hash] = self._lowest + num_tokens
         self._tokens[block_hash] = num_tokens

@@ -72,8 +72,7 @@ class PrefixFetcher:
         self, prefix: Prefix, sources: Sequence[PrefixSource], *, is_here: bool = False
     ) -> bool:
         """Whether anything could be fetched for this prefix; `is_here`: within this host."""
-        usable, prefix = self._offers.usable(sources), self._offers.reachable(prefix)
-        return self._offers.num_more(prefix, usable, is_here=is_here) > 0
+        return len(self._offers.goals(prefix, self._offers.usable(sources), is_here=is_here)) > 0
 
     async def fetch(
         self, prefix: Prefix, sources: Sequence[PrefixSource], *, is_here: bool = False
@@ -83,25 +82,42 @@ class PrefixFetcher:
         Afterwards, also when cancelled, the fetched blocks are cached, and no block is referenced
         or being written to.
         """
-        fetched = Fetched()
-        sources, prefix = self._offers.usable(sources), self._offers.reachable(prefix)
-        num_blocks = self._offers.num_more(prefix, sources, is_here=is_here)
-        if num_blocks == 0:
+        fetched, sources = Fetched(), self._offers.usable(sources)
+        goals = self._offers.goals(prefix, sources, is_here=is_here)
+        if not goals:
             return fetched
-        timeout_s = self._worth.patience_s(num_blocks, self._timeout_s)
+        num_saved = goals[0].num_saved
+        if num_saved is None:
+            num_saved = self._offers.num_more(prefix, sources, is_here=is_here)
+        timeout_s = self._worth.patience_s(num_saved, self._timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline_s):
-                await self._fetch_once(prefix, sources, deadline_s, fetched, is_here=is_here)
+                for goal in goals:
+                    await self._fetch_goal(goal, sources, deadline_s, fetched, is_here=is_here)
+                    if len(self._pool.match_prefix(goal.hashes)) == len(goal.hashes):
+                        break
         except TimeoutError:
             self.statistics.timed_out += 1
             log.info("a prefix was not fetched within %.3f s", timeout_s)
-        finally:
-            if prefix.num_state and self._pool.snapshots is not None:
-                number = len(prefix.hashes) - prefix.num_state
-                num_tokens = self._layout.tokens_in(number)
-                self._pool.snapshots.found(prefix.hashes[number - 1], num_tokens)
         return fetched
+
+    async def _fetch_goal(
+        self,
+        goal: Prefix,
+        sources: Sequence[PrefixSource],
+        deadline_s: float,
+        fetched: Fetched,
+        *,
+        is_here: bool,
+    ) -> None:
+        """Fetch it, and note the snapshot at its end, if it has one and all of that has come."""
+        try:
+            await self._fetch_once(goal, sources, deadline_s, fetched, is_here=is_here)
+        finally:
+            if goal.num_state and self._pool.snapshots is not None:
+                num_tokens = self._layout.tokens_in(goal.num_of_tokens)
+                self._pool.snapshots.found(goal.hashes[goal.num_of_tokens - 1], num_tokens)
 
     async def _fetch_once(
         self,
@@ -172,7 +188,7 @@ class PrefixFetcher:
         self, prefix: Prefix, block_ids: list[int], tier: NodeTier, fetched: Fetched
     ) -> None:
         num_here = len(block_ids)
-        num_blocks = self._filling.room(tier.match(prefix.hashes[num_here:]))
+        num_blocks = self._room(prefix, tier.match(prefix.hashes[num_here:]))
         hashes = prefix.hashes[: num_here + num_blocks]
         missing = {h for h in hashes[num_here:] if h not in self._pool}
         if not missing or not self._pays(TIER, len(missing), prefix.num_saved):
@@ -184,8 +200,8 @@ class PrefixFetcher:
         finally:
             num_loaded = sum(h in missing for h in hashes[num_here : len(block_ids)])
             self._worth.learn(TIER, num_loaded, len(missing), started_s)
-            num_tokens = len(prefix.hashes) - prefix.num_state  # in blocks
-            num_loaded = sum(h in missing for h in hashes[num_here : len(block_ids)][:num_tokens])
+            of_tokens = hashes[num_here : min(len(block_ids), prefix.num_of_tokens)]
+            num_loaded = sum(h in missing for h in of_tokens)
             fetched.from_tier += self._layout.tokens_in(num_loaded)
             self.statistics.tier_tokens += self._layout.tokens_in(num_loaded)
 
@@ -194,11 +210,13 @@ class PrefixFetcher:
     ) -> None:
         # The pool may have the next blocks, as with nodes.
         block_ids += self._headroom.take_prefix(prefix.hashes[len(block_ids) :])
-        num_blocks = self._filling.room(len(prefix.hashes) - len(block_ids))
+        num_here = len(block_ids)
+        num_blocks = self._room(prefix, len(prefix.hashes) - num_here)
         with self._filling.begun(num_blocks):
-            num_new = await store.load(prefix.hashes, num_blocks, block_ids, self._headroom)
-        fetched.from_store += self._layout.tokens_in(num_new)
-        self.statistics.store_tokens += self._layout.tokens_in(num_new)
+            await store.load(prefix.hashes, num_blocks, block_ids, self._headroom, prefix.num_saved)
+        num_tokens = self._layout.tokens_in(prefix.of_tokens(num_here, len(block_ids)))
+        fetched.from_store += num_tokens
+        self.statistics.store_tokens += num_tokens
 
     # ---- other nodes ---------------------------------------------------------------------------
 
@@ -216,12 +234,14 @@ class PrefixFetcher:
             block_ids += self._headroom.take_prefix(prefix.hashes[len(block_ids) :])
             if not self._is_wanted(prefix, block_ids, source):
                 continue
+            num_here = len(block_ids)
             self.statistics.replanned += has_failed
             try:
                 async with self._turn(prefix, block_ids, sources[number + 1 :], deadline_s):
                     num_new = await self._sources.extend(source, prefix, block_ids)
-                fetched.from_nodes += self._layout.tokens_in(num_new)
-                self.statistics.tokens += self._layout.tokens_in(num_new)
+                num_tokens = self._layout.tokens_in(prefix.of_tokens(num_here, len(block_ids)))
+                fetched.from_nodes += num_tokens
+                self.statistics.tokens += num_tokens
                 self.statistics.bytes += num_new * self._layout.block_bytes
             except OutOfBlocks as error:
                 self.statistics.crowded += 1
@@ -236,12 +256,17 @@ class PrefixFetcher:
         num_new = prefix.num_offered(source, self._layout.block_size) - len(block_ids)
         if num_new <= 0:
             return False
-        if self._filling.room(num_new) == 0:
+        if self._room(prefix, num_new) == 0:
             self.statistics.crowded += 1
             return False
         session = self._parts.sessions.opened(source.node)
         transport = session.link.transport if session is not None else ""
-        return self._pays(transport, num_new)
+        return self._pays(transport, num_new, prefix.num_saved)
+
+    def _room(self, prefix: Prefix, num_blocks: int) -> int:
+        """How many of these blocks may be filled; with a state all, or none."""
+        num_free = self._filling.room(num_blocks)
+        return 0 if prefix.num_state and num_free < num_blocks else num_free
 
     def _pays(self, transport: str, num_blocks: int, num_saved: int | None = None) -> bool:
         pays = self._worth.pays(transport, num_blocks, num_saved)

@@ -24,10 +24,11 @@ def num_spoken_for(queues: Queues) -> int:
     """
     if queues.held_back.is_running:
         return queues.pool.num_blocks
-    num_tokens = 0
+    num_next = 0
     if queues.waiting and not queues.preemptions.away:
-        num_tokens = (queues.kept_out or queues.waiting[0]).num_tokens
-    return len(queues.running) + queues.pool.blocks_for(num_tokens)
+        following = queues.kept_out or queues.waiting[0]
+        num_next = queues.pool.blocks_for(following.num_tokens) + queues.pool.state_blocks
+    return len(queues.running) + num_next
 
 
 class Headroom:

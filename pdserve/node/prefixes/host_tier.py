@@ -82,11 +82,6 @@ def make_tier_blocks(
             "tier_memory and kv_store are for evicted prefixes, and without prefix_cache there are "
             "none: leave one of the two options out"
         )
-    if prefix.kv_store and model.layout.state_bytes:
-        raise ConfigError(
-            f"kv_store {prefix.kv_store!r}: of a model with states, only pool and host tier keep "
-            "prefixes: leave it out"
-        )
     if prefix.kv_store and config.engine.rank_hosts and model.device.type != "cpu":
         raise ConfigError(
             f"kv_store {prefix.kv_store!r}: this host has only some of the KV, as rank_hosts have "

@@ -45,7 +45,7 @@ class SourcePuller:
         end_token = layout.tokens_in(num_here + num_wanted)
         end_block = min(theirs.blocks_for(end_token), first_block + MAX_HASHES)
         hashes = self._hashes_for(prefix, theirs.block_size)[first_block:end_block]
-        if num_wanted == 0 or not hashes:
+        if num_here + num_wanted < prefix.least_end(num_here) or not hashes:
             raise OutOfBlocks(f"room for {num_wanted} blocks of a prefix")
         num_new = 0
         try:
@@ -63,7 +63,7 @@ class SourcePuller:
         """Pull the tokens up to `covered`, and publish the blocks that they fill."""
         layout, num_here = self._layout, len(block_ids)
         num_new, begin = layout.blocks_for(covered) - num_here, layout.tokens_in(num_here)
-        if num_new <= 0 or layout.full_blocks(covered) <= num_here:
+        if num_new <= 0 or layout.full_blocks(covered) < prefix.least_end(num_here):
             raise StaleTicket(f"{session.peer.node_id} does not have the prefix any more")
         if self._filling.room(num_new) < num_new:
             raise OutOfBlocks(f"no room for {num_new} blocks of a prefix")

@@ -99,21 +99,30 @@ class NodeStore:
         return self.index.num_first(hashes)
 
     async def load(
-        self, hashes: Sequence[bytes], num_blocks: int, block_ids: list[int], headroom: Headroom
+        self,
+        hashes: Sequence[bytes],
+        num_blocks: int,
+        block_ids: list[int],
+        headroom: Headroom,
+        num_saved: int | None = None,
     ) -> int:
         """Append up to so many blocks of a prompt to `block_ids`, which hold its first ones.
 
         Returns how many came. Stops where waiting would be a loss. `hashes`: of the whole prompt.
+        `num_saved`: as `Prefix.num_saved`.
         """
         num_here = len(block_ids)
         num_wanted = min(num_blocks, self.num_first(hashes[num_here:]))
-        slack_s = self._worth.share_s(LOSS, len(hashes) - num_here)
-        if num_wanted == 0 or not self._pays(num_wanted, slack_s):
+        most = len(hashes) - num_here if num_saved is None else num_saved
+        slack_s = self._worth.share_s(LOSS, most)
+        if num_wanted == 0 or not self._pays(num_wanted, slack_s, num_saved):
             return 0
         keys = [self.index.key(h) for h in hashes[num_here : num_here + num_wanted]]
-        patience = Patience(
-            asyncio.get_running_loop().time(), slack_s, partial(self._worth.share_s, 1.0)
-        )
+
+        def compute_s(num_read: int) -> float:
+            return self._worth.share_s(1.0, min(num_read, most))
+
+        patience = Patience(asyncio.get_running_loop().time(), slack_s, compute_s)
         arrivals = Arrivals(self._tier, hashes, block_ids, headroom)
         started_s = self._worth.now_s()
         try:
@@ -125,12 +134,12 @@ class NodeStore:
         self._note_use(hashes, num_here, num_new)
         return num_new
 
-    def _pays(self, num_blocks: int, slack_s: float) -> bool:
+    def _pays(self, num_blocks: int, slack_s: float, num_saved: int | None) -> bool:
         """Whether it is faster to read, and the first block is there before patience ends."""
         if self._worth.fetch_s(STORE, 1) > slack_s:
             self._worth.declined(STORE)
             return False
-        return self._worth.pays(STORE, num_blocks)
+        return self._worth.pays(STORE, num_blocks, num_saved)
 
     async def _read(self, keys: Sequence[Key], patience: Patience, arrivals: Arrivals) -> None:
         """Read into the tier, whatever goes wrong."""

@@ -190,6 +190,27 @@ class PrefixNode:
             self.pool.publish(block_id, hashes[index], prompt.owner)
         self.pool.release(table)
 
+    def keep_state(self, token_ids: Sequence[int]) -> None:
+        """As if the state behind these tokens, which fill blocks that are cached, had been kept."""
+        assert self.pool.snapshots is not None
+        prompt = Prompt(list(token_ids))
+        block_ids = self.pool.allocate(self.pool.state_blocks)
+        self.data[block_ids] = _state(self.pool.state_blocks, len(token_ids))
+        last = prompt.hashes(self.layout.block_size)[-1]
+        self.pool.snapshots.publish(block_ids, last, len(token_ids), prompt.owner)
+        self.pool.release(block_ids)
+
+    def num_usable_tokens(self) -> int:
+        """How many of the prompt's cached tokens a request can go on behind, all looked at."""
+        assert self.pool.snapshots is not None
+        self.num_cached_tokens()
+        usable = self.pool.usable(self.prefix().hashes)
+        num_tokens = len(usable) * self.layout.block_size
+        if usable:
+            found = self.data[self.pool.snapshots.blocks(usable[-1])]
+            assert (found == _state(self.pool.state_blocks, num_tokens)).all()
+        return num_tokens
+
     def content(self, index: int, seed: int = 1) -> NDArray[np.uint8]:
         """Of the block with this number in a prompt, the same for every block size.
 
@@ -236,6 +257,11 @@ class PrefixNode:
         await until(lambda: self.exports.num_held_blocks == 0)
         await until(lambda: self.pool.num_free == NUM_BLOCKS)
         self.pool.check_integrity()
+
+
+def _state(num_blocks: int, num_tokens: int) -> NDArray[np.uint8]:
+    """A byte for each of its blocks, [num_blocks, 1]."""
+    return np.arange(num_tokens, num_tokens + num_blocks, dtype=np.uint8)[:, None]
 
 
 @asynccontextmanager

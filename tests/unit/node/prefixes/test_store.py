@@ -69,6 +69,8 @@ def blobs(tmp_path: Path) -> GatedBlobs:
 @pytest.fixture(autouse=True)
 def surveys_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_store, "SURVEY_SHARE", 1)
+    # A probe that has every reader makes prompts do without, and no test waits for its end.
+    monkeypatch.setattr(node_store, "PROBES", (1, 4))
 
 
 def make_node(blobs: Blobs, **options: Any) -> PrefixNode:
@@ -111,6 +113,22 @@ async def test_prefixes_outlive_their_nodes(blobs: GatedBlobs, on_gpu: bool) -> 
         assert (fetched.from_store, node.fetcher.statistics.store_tokens) == (48, 48)
         await node.fetcher.fetch(node.prefix(), [])
         assert store_of(node).statistics.read == 12
+
+
+async def test_states_outlive_their_nodes(blobs: GatedBlobs) -> None:
+    """A snapshot is in the store as what it is behind, and is its tenant's."""
+    first = make_node(blobs, store_bytes=1 << 30, state_blocks=2)
+    async with started(first):
+        first.compute(PROMPT)
+        first.keep_state(PROMPT[:32])
+        await until_written(first, 14)
+    node = make_node(blobs, state_blocks=2)
+    async with started(node):
+        await until_known(node, 14)
+        fetched = await node.fetcher.fetch(node.prefix(), [])
+        assert (node.num_usable_tokens(), fetched.from_store) == (32, 32)
+        assert store_of(node).statistics.read == 10
+    assert erase(blobs, "") == 14
 
 
 @pytest.mark.long
