@@ -8,6 +8,10 @@ Nodes evict a chain from its end, so a member's part of a chain has no gaps. So 
 growing strides, and searches within a stride only if a member dropped out there. If there is a gap
 after all, it may be skipped: the result is a hint and can be wrong.
 Members with different block sizes have different hashes, and need one walk per block size.
+
+Of a model with states, a request can go on only behind a snapshot of one. Its blocks are cached
+under hashes that follow from that of the last block of tokens before it, and told like others. So
+what such a member holds ends at its last snapshot, which is looked for from the walk's end back.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from coordinator.nodes.registry import Member
 from pdserve.kv import need
 from pdserve.measured.output_lengths import BEGINNINGS
 from pdserve.protocol import KvEvents, KvTier, PrefixSource, Prompt
-from pdserve.protocol.requests import HASH_BYTES
+from pdserve.protocol.requests import HASH_BYTES, state_hashes
 from pdserve.shared.errors import MalformedMessage
 
 _EMPTY = Prompt([])
@@ -35,8 +39,10 @@ class HashChain:
     """The hashes of a prompt's full blocks of one size, computed lazily."""
 
     def __init__(self, prompt: Prompt, block_size: int) -> None:
+        self.block_size = block_size
         self.num_blocks = need.full_blocks(prompt.num_tokens, block_size)
         self._known: list[bytes] = []
+        self._snapshots: dict[int, bytes] = {}  # by the number of blocks before it
         self._more: Iterator[bytes] = prompt.iter_hashes(block_size)
 
     def known(self, num_blocks: int) -> list[bytes]:
@@ -45,6 +51,17 @@ class HashChain:
         if len(known) < num_blocks:
             known.extend(islice(self._more, num_blocks - len(known)))
         return known
+
+    def snapshot(self, num_blocks: int) -> bytes:
+        """Return the hash of the first block of the snapshot behind so many blocks, which is known.
+
+        Computed once: requests in line are looked up again and again.
+        """
+        found = self._snapshots.get(num_blocks)
+        if found is None:
+            (found,) = state_hashes(self._known[num_blocks - 1], 1)
+            self._snapshots[num_blocks] = found
+        return found
 
 
 class PromptHashes:
@@ -108,6 +125,7 @@ class PrefixIndex:
         self._holdings: dict[int, _Holding] = {}  # by slot
         self._num_slots = 0  # 1 + the highest slot ever in use
         self._bits: dict[int, int] = {}  # by block size: bits of the members that use it
+        self._with_states = 0  # bits of the members whose requests have states
         # tier |-> hash |-> bits of the members that hold it in that tier
         self._holders: dict[KvTier, dict[bytes, int]] = {tier: {} for tier in KvTier}
 
@@ -142,12 +160,13 @@ class PrefixIndex:
             return
         del self._holdings[member.slot]
         self._bits[member.hello.layout.block_size] &= ~holding.bit
+        self._with_states &= ~holding.bit
         for tier, hashes in holding.hashes.items():
             for block_hash in hashes:
                 _clear(self._holders[tier], block_hash, holding.bit)
 
     def lookup(self, prompt: PromptHashes) -> Hits:
-        """Find how much of this prompt each member holds."""
+        """Find how much of this prompt each member holds: with states, up to its last snapshot."""
         pool, host = self._holders[KvTier.POOL], self._holders[KvTier.HOST]
         in_pool = self._leading(prompt, pool.get)
         held = in_pool
@@ -190,15 +209,43 @@ class PrefixIndex:
         tokens = np.zeros(self._num_slots, np.int64)
         for block_size, bits in self._bits.items():
             if bits:
-                for num_blocks, left in _drops(prompt.chain(block_size), bits, holders):
+                chain = prompt.chain(block_size)
+                drops = _drops(chain, bits, holders)
+                if bits & self._with_states:
+                    drops = list(self._at_snapshots(prompt, chain, drops, holders))
+                for num_blocks, left in drops:
                     _put(tokens, left, num_blocks * block_size)
         return tokens
+
+    def _at_snapshots(
+        self,
+        prompt: PromptHashes,
+        chain: HashChain,
+        drops: list[tuple[int, int]],
+        holders: Holders,
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the same, but members with states drop out at their last snapshot that is of use.
+
+        The last token is always computed, so none at the end of the prompt is.
+        """
+        most = min(chain.num_blocks, (prompt.num_tokens - 1) // chain.block_size)
+        for end, bits in drops:
+            yield end, bits & ~self._with_states
+            left = bits & self._with_states
+            for num_blocks in range(min(end, most), 0, -1):
+                if not left:
+                    break
+                there = left & (holders(chain.snapshot(num_blocks)) or 0)
+                yield num_blocks, there
+                left ^= there
 
     def _add(self, member: Member) -> _Holding:
         holding = self._holdings[member.slot] = _Holding(member, 1 << member.slot)
         self._num_slots = max(self._num_slots, member.slot + 1)
         block_size = member.hello.layout.block_size
         self._bits[block_size] = self._bits.get(block_size, 0) | holding.bit
+        if member.hello.layout.state_bytes:
+            self._with_states |= holding.bit
         return holding
 
 

@@ -21,6 +21,7 @@ from pdserve.protocol import (
     PrefixSource,
     Prompt,
 )
+from pdserve.protocol.requests import state_hashes
 from pdserve.shared.errors import MalformedMessage
 from pdserve.shared.introduction import is_introduced
 from tests.fakes.hellos import LAYOUT, node_hello
@@ -30,14 +31,18 @@ LONG_PROMPT = list(range(2000))
 
 
 def make_member(
-    node_id: str, block_size: int = 4, state: NodeState = NodeState.READY, slot: int = 0
+    node_id: str,
+    block_size: int = 4,
+    state: NodeState = NodeState.READY,
+    slot: int = 0,
+    state_bytes: int = 0,
 ) -> Member:
     hello = node_hello(
         node_id,
         NodeRole.PREFILL,
         incarnation=f"{node_id}-1",
         state=state,
-        layout=replace(LAYOUT, block_size=block_size),
+        layout=replace(LAYOUT, block_size=block_size, state_bytes=state_bytes),
         introduction_key=node_id.encode(),
     )
     load = LoadReport(state=state, role=hello.role)
@@ -194,6 +199,35 @@ def test_no_hint_when_nobody_holds_more_than_can_be_used() -> None:
     index.apply(holder, stored(40))
     index.apply(puller, stored(36))
     assert sources_for(index, puller) == []
+
+
+def snapshot(num_tokens: int, tier: KvTier = KvTier.POOL) -> KvEvents:
+    last = Prompt(PROMPT[:num_tokens]).hashes(4)[-1]
+    return KvEvents(tier=tier, stored=state_hashes(last, 2))
+
+
+def test_with_states_a_prefix_is_as_long_as_its_last_snapshot() -> None:
+    """However much KV is behind it; and it goes with the first of its blocks."""
+    index, plain = PrefixIndex(), make_member("plain")
+    members = [make_member(f"n{slot}", slot=slot, state_bytes=100) for slot in (1, 2, 3)]
+    index.apply(plain, stored(40))
+    for member in members:
+        index.apply(member, stored(36))
+        index.apply(member, snapshot(12))
+    index.apply(members[1], snapshot(28, KvTier.HOST))
+    index.apply(members[2], snapshot(40))  # without all tokens before it
+    assert found_tokens(index, PROMPT) == {0: (40, 40), 1: (12, 12), 2: (28, 12), 3: (12, 12)}
+    index.apply(members[2], stored(40))
+    assert found_tokens(index, PROMPT)[3] == (12, 12), "the last token is always computed"
+    assert found_tokens(index, [*PROMPT, 1])[3] == (40, 40)
+    index.remove(plain)
+    assert [(s.node.node_id, s.num_tokens) for s in sources_for(index, members[0])] == [("n2", 28)]
+    lost = snapshot(12).stored[:1]
+    index.apply(members[0], KvEvents(tier=KvTier.POOL, evicted=lost))
+    assert 1 not in found_tokens(index, PROMPT)
+    index.remove(members[1])
+    index.apply(make_member("another", slot=2), stored(40))
+    assert found_tokens(index, PROMPT)[2] == (40, 40), "one without states has taken the slot"
 
 
 def test_a_draining_node_is_a_source_and_a_sick_one_is_not() -> None:
