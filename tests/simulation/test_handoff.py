@@ -92,6 +92,15 @@ def test_what_a_decode_node_holds_is_not_pulled_again():
     assert second.gaps_s[0] < 0.3 * first.gaps_s[0]
 
 
+def test_with_states_a_prefix_is_cached_up_to_where_prompts_part():
+    """The second prompt finds the KV but no state there, and leaves one for the third."""
+    machine = replace(A100_13B, state_bytes=100 * A100_13B.kv_token_bytes)
+    load = calls("c", [0.0, 30.0, 60.0], fixed(64), fixed(600), prefixes=[6000])
+    first, second, third = pair(load, machine, machine, POLICY).outcomes
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 0)
+    assert third.num_cached_tokens >= 5952
+
+
 def test_noise_in_the_times_of_steps_does_not_matter():
     """Targets are met although step times match the prediction only on average."""
     load = calls(

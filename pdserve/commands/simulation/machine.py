@@ -91,7 +91,6 @@ class Machine:
             self.block_size,
             windows=[window for window in self.windows if window],
             companions=made_up(num_blocks, layout.num_companions),
-            prefix_cache=not layout.state_bytes,
             state_blocks=layout.state_blocks,
         )
 

@@ -152,7 +152,8 @@ class Node:
         # What can be repeated: the policies that take all streams in every step.
         takes_all = isinstance(self.decode_policy, (TpotCap, MaxBatch, Static))
         repeats = strides and takes_all and not self.host.is_shared and cores is None
-        repeats = repeats and not machine.drafts_right and not machine.windows
+        has_plain_kv = not machine.windows and not machine.state_bytes
+        repeats = repeats and not machine.drafts_right and has_plain_kv
         self._repeats = cast("DecodesFirst", self.decode_policy) if repeats else None
         most_pinned = int(self.pool.num_blocks * PINNED_LIMIT)
         num_kept_free = self.pool.num_blocks - most_pinned

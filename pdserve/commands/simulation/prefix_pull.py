@@ -27,11 +27,14 @@ def pull_prefix(
     pool, size = target.pool, target.pool.block_size
     request.extend_hashes(request.num_tokens, size)
     # The last token is always computed: without its logits there is no next one.
-    wanted = request.block_hashes[: (request.num_tokens - 1) // size]
+    usable = request.block_hashes[: (request.num_tokens - 1) // size]
+    there, wanted = _goal(source, usable)
+    num_saved = there - len(_usable(target, usable))
     own = wanted[: len(pool.match_prefix(wanted))]
-    missing = wanted[len(own) : len(source.pool.match_prefix(wanted))]
+    missing = wanted[len(own) :]
     seconds = _pull_s(target, len(missing) * size)
-    if not missing or not _is_room(target, own, missing) or not _is_worth(target, own, missing):
+    is_room = num_saved > 0 and _is_room(target, own, missing)
+    if not is_room or not _is_worth(target, seconds, there, num_saved):
         then()
         return
     held = pool.take_prefix(own)
@@ -41,10 +44,24 @@ def pull_prefix(
         target.interrupt()
         for block_id, block_hash in zip(filled, missing, strict=True):
             pool.publish(block_id, block_hash)
+        if pool.snapshots is not None:
+            pool.snapshots.found(wanted[there - 1], pool.tokens_in(there))
         pool.release([*held, *filled])
         then()
 
     events.after(seconds, arrived)
+
+
+def _usable(node: Node, hashes: Sequence[bytes]) -> Sequence[bytes]:
+    """What a node has of these, as far as a request can go on behind it."""
+    return node.pool.usable(hashes[: len(node.pool.match_prefix(hashes))])
+
+
+def _goal(source: Node, hashes: Sequence[bytes]) -> tuple[int, list[bytes]]:
+    """How many of these blocks to pull, and all that is pulled: with a snapshot, if there are."""
+    there, snapshots = _usable(source, hashes), source.pool.snapshots
+    of_state = snapshots.hashes_of(there[-1]) if snapshots is not None and there else []
+    return len(there), [*there, *of_state]
 
 
 def _pull_s(target: Node, num_tokens: int) -> float:
@@ -60,8 +77,8 @@ def _is_room(target: Node, own: Sequence[bytes], missing: Sequence[bytes]) -> bo
     return num_taken + len(missing) <= headroom.num_spare
 
 
-def _is_worth(target: Node, own: Sequence[bytes], missing: Sequence[bytes]) -> bool:
+def _is_worth(target: Node, seconds: float, num_blocks: int, num_saved: int) -> bool:
+    """Whether pulling, which takes so long, is faster than computing the last `num_saved`."""
     size, budget = target.pool.block_size, target.machine.token_budget
-    num_tokens = len(missing) * size
-    compute_s = target.perf.prefill_s(num_tokens, len(own) * size, budget)
-    return is_worth_pulling(Forecast(_pull_s(target, num_tokens), compute_s))
+    compute_s = target.perf.prefill_s(num_saved * size, (num_blocks - num_saved) * size, budget)
+    return is_worth_pulling(Forecast(seconds, compute_s))

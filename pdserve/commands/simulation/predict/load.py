@@ -59,7 +59,8 @@ def rows_of(trace: str, seed: int) -> list[TraceRow]:
 def most_tokens(calibration: Calibration) -> int:
     """Return the most tokens of a request that such a node can hold."""
     limits, layout = calibration.limits, calibration.shape.layout
-    num_blocks = max(0, limits.num_blocks - layout.state_blocks)
+    # With its state, and the snapshot that it goes on behind, as nodes have room for.
+    num_blocks = max(0, limits.num_blocks - 2 * layout.state_blocks)
     return min(limits.max_model_len, layout.tokens_in(num_blocks))
 
 

@@ -229,7 +229,7 @@ def test_blocks_of_a_state_are_no_room_for_tokens() -> None:
     made = load_calibration("core-53m")
     layout = made.shape.layout
     shape = msgspec.structs.replace(made.shape, state_bytes=100 * layout.block_bytes)
-    limits = msgspec.structs.replace(made.limits, num_blocks=104)
+    limits = msgspec.structs.replace(made.limits, num_blocks=204)
     made = msgspec.structs.replace(made, shape=shape, limits=limits)
     assert most_tokens(made) == layout.tokens_in(4)
 
