@@ -296,6 +296,8 @@ class Decoder:
         group: RankGroup | None = None,  # the other ranks; held
         latent: LatentShape | None = None,  # of latent attention, if it is that
         recurrent: RecurrentShape | None = None,  # of layers with a state, if there are any
+        first_group: int = 0,  # of these, that this rank has
+        num_groups: int = 0,
         gates_attention: bool = False,  # by what qkv makes besides
     ) -> None: ...
     def logits(

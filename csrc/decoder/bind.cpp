@@ -168,11 +168,13 @@ Latent latent_of(nb::handle shape) {
     };
 }
 
-// Of a RecurrentShape.
-recurrent::Shape recurrent_of(nb::handle shape) {
+// Of a RecurrentShape, and the groups of a rank.
+recurrent::Shape recurrent_of(nb::handle shape, int64_t first_group, int64_t num_groups) {
     const auto size = [&](const char* name) { return nb::cast<int64_t>(shape.attr(name)); };
     return {
-        .num_groups = size("num_groups"),
+        .num_groups = num_groups,
+        .model_groups = size("num_groups"),
+        .first_group = first_group,
         .group_size = size("group_size"),
         .key_dim = size("key_dim"),
         .value_dim = size("value_dim"),
@@ -189,7 +191,8 @@ void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t 
     double attention_cap, double logit_cap, double embedding_scale,
     double logit_scale, bool centres_norms, bool norms_heads_together, bool is_parallel,
     const char* variant_name,
-    nb::object group, nb::object latent, nb::object recurrent, bool gates_attention) {
+    nb::object group, nb::object latent, nb::object recurrent, int64_t first_group,
+    int64_t num_groups, bool gates_attention) {
     const Variant variant = variant_from(variant_name);
     const Latent of_latent = latent.is_none() ? Latent{} : latent_of(latent);
     const Sizes sizes{
@@ -207,7 +210,8 @@ void make_decoder(Decoder* self, nb::handle weights, int64_t num_heads, int64_t 
         .rope_dim = latent.is_none() ? head_dim : of_latent.rope_dim,
         .latent = of_latent,
         .norms_heads_together = norms_heads_together,
-        .recurrent = recurrent.is_none() ? recurrent::Shape{} : recurrent_of(recurrent),
+        .recurrent = recurrent.is_none() ? recurrent::Shape{}
+                                         : recurrent_of(recurrent, first_group, num_groups),
         .gates_attention = gates_attention,
     };
     const Arithmetic arithmetic{
@@ -243,7 +247,7 @@ void bind_decoder(nb::module_& m) {
             arg("embedding_scale"), arg("logit_scale"), arg("centres_norms"),
             arg("norms_heads_together"), arg("is_parallel"), arg("variant") = "",
             arg("group") = nb::none(), arg("latent") = nb::none(), arg("recurrent") = nb::none(),
-            arg("gates_attention") = false)
+            arg("first_group") = 0, arg("num_groups") = 0, arg("gates_attention") = false)
         .def("logits", &Decoder::logits, arg("token_ids"), arg("positions"),
             arg("query_start"), arg("context_lens"), arg("block_tables"), arg("sampled_rows"), arg("kv_pool"),
             arg("out"), arg("ends") = std::vector<int64_t>(), arg("done") = nb::none(),

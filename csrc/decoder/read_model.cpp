@@ -18,20 +18,22 @@ namespace pdserve::decoder {
 
 namespace {
 
-// Files have [channels, kernel], of which the first are all groups' queries, then all keys.
+// Of a rank's groups. Files have [channels, kernel], of which the first are all groups' queries, then
+// all keys.
 std::vector<float> taps_of(const Sizes& sizes, const float* convolution) {
     const recurrent::Shape& shape = sizes.recurrent;
     const int64_t dims[] = {shape.key_dim, shape.key_dim, shape.group_size * shape.value_dim};
     std::vector<float> taps;
-    taps.reserve(sizes.state_channels() * shape.kernel);
-    for (int64_t group = 0; group < shape.num_groups; ++group) {
+    taps.reserve(shape.num_groups * (dims[0] + dims[1] + dims[2]) * shape.kernel);
+    for (int64_t own = 0; own < shape.num_groups; ++own) {
+        const int64_t group = shape.first_group + own;
         for (int64_t tap = 0; tap < shape.kernel; ++tap) {
             const float* part = convolution;
             for (int64_t dim : dims) {
                 for (int64_t i = 0; i < dim; ++i) {
                     taps.push_back(part[(group * dim + i) * shape.kernel + tap]);
                 }
-                part += shape.num_groups * dim * shape.kernel;
+                part += shape.model_groups * dim * shape.kernel;
             }
         }
     }

@@ -33,6 +33,7 @@ void check_recurrent(const recurrent::Shape& shape) {
     check_at_least("recurrent.key_dim", shape.key_dim, 1);
     check_at_least("recurrent.value_dim", shape.value_dim, 1);
     check_at_least("recurrent.kernel", shape.kernel, 2);
+    check_share("first_group", shape.first_group, shape.num_groups, shape.model_groups);
 }
 
 }  // namespace

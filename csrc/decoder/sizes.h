@@ -59,8 +59,8 @@ struct Sizes {
     int64_t row_width() const { return qkv_width() + (gates_attention ? query_width() : 0); }
     bool is_latent() const { return latent.rank > 0; }
     bool has_states() const { return recurrent.num_groups > 0; }
-    int64_t state_channels() const {  // of a token, that are convolved
-        return recurrent.num_groups
+    int64_t state_channels() const {  // of a token, that are convolved in all ranks
+        return recurrent.model_groups
             * (2 * recurrent.key_dim + recurrent.group_size * recurrent.value_dim);
     }
     int64_t num_state_heads() const { return recurrent.num_groups * recurrent.group_size; }

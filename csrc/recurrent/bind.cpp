@@ -35,7 +35,8 @@ void checked_rule(nb::handle inputs_object, nb::handle taps_object, nb::handle d
     if (num_groups < 1 || key_dim < 1 || norm.size(0) < 1 || decay.size(0) % num_groups != 0) {
         raise_value_error("num_groups", "a divisor of the value heads", std::to_string(num_groups));
     }
-    const Shape shape{.num_groups = num_groups, .group_size = decay.size(0) / num_groups,
+    const Shape shape{.num_groups = num_groups, .model_groups = num_groups, .first_group = 0,
+        .group_size = decay.size(0) / num_groups,
         .key_dim = key_dim, .value_dim = norm.size(0), .kernel = taps.size(1)};
     if (shape.kernel < 2) raise_value_error("taps", "2 at least", std::to_string(shape.kernel));
     const int64_t channels = 2 * key_dim + shape.group_size * shape.value_dim;

@@ -10,7 +10,9 @@ constexpr int64_t kChunk = 16;  // tokens after which a head's matrix is written
 
 // Of one group: value heads that share a query and a key.
 struct Shape {
-    int64_t num_groups;
+    int64_t num_groups;    // of a rank
+    int64_t model_groups;  // of all ranks: a state in the pool has these
+    int64_t first_group;   // of the rank
     int64_t group_size;  // value heads
     int64_t key_dim;
     int64_t value_dim;

@@ -57,7 +57,7 @@ void mix_group(const Layer& layer, const attention::Step& step, const States& st
     scratch.resize(scratch_size(shape));
     const int64_t num_bytes = group_state(shape) * static_cast<int64_t>(sizeof(float));
     const Stretch stretch{states.pool, states.block_bytes,
-        (layer.number * shape.num_groups + group) * num_bytes, num_bytes};
+        (layer.number * shape.model_groups + shape.first_group + group) * num_bytes, num_bytes};
     const int64_t row = step.query_start[request];
     const int64_t num_rows = step.query_start[request + 1] - row;
     const int64_t num_before = step.context_lens[request] - num_rows;

@@ -163,7 +163,7 @@ void StepView::check_state_tables(const Model& model) const {
             num_layers > 0 ? "none" : "some");
     }
     if (!state_tables_) return;
-    const int64_t state_bytes = num_layers * model.sizes.recurrent.num_groups
+    const int64_t state_bytes = num_layers * model.sizes.recurrent.model_groups
         * recurrent::group_state(model.sizes.recurrent) * static_cast<int64_t>(sizeof(float));
     state_tables_->expect_type({ElementType::kInt32});
     state_tables_->expect_shape(

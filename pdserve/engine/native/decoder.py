@@ -71,6 +71,7 @@ class NativeDecoder:
         self._first_pool_layer = first_pool_layer
         self._steps = steps
         own, layers, tokens = shard.of(config), shard.layers(config), shard.share(config.vocab_size)
+        groups = shard.groups(config)
         ropes = LayerRopes(config.ropes[layers.start : layers.stop], config.rope_dim, self.device)
         self._decoder = _native.Decoder(
             weights,
@@ -104,6 +105,8 @@ class NativeDecoder:
             group=None if steps is None else steps.group,
             latent=config.latent,
             recurrent=config.recurrent,
+            first_group=groups.start,
+            num_groups=groups.stop - groups.start,
             gates_attention=config.gates_attention,
         )
         self._adapters: dict[str, NativeAdapter] = {}  # by digest

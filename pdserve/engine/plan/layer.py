@@ -18,7 +18,7 @@ from pdserve.engine.plan.forms import FLOAT32, WeightForm, fitting_form
 from pdserve.engine.plan.latent import LatentMixer
 from pdserve.engine.plan.matrix import Matrices, Matrix, Part, TensorRows, mixer_out
 from pdserve.engine.plan.norm import Norm
-from pdserve.engine.plan.recurrent import recurrent_mixer, recurrent_vectors
+from pdserve.engine.plan.recurrent import RecurrentMixer
 from pdserve.engine.ranks.shard import Shard
 from pdserve.model_files.coding import Coding
 
@@ -135,8 +135,8 @@ def layer_plan(config: ModelConfig, index: int, shard: Shard, form: WeightForm) 
 
     norms, window = _norms(config, index, shard), config.sliding_windows[index]
     if config.recurrent is not None and index in config.recurrent.layers:
-        norms |= recurrent_vectors(config.recurrent, index)
-        return LayerPlan(norms, recurrent_mixer(config, config.recurrent, index, form), mlp(), None)
+        mixer = RecurrentMixer(config, config.recurrent, index, shard, form)
+        return LayerPlan(norms | mixer.vectors(), mixer.matrices(), mlp(), None)
     if config.latent is None:
         return LayerPlan(norms, _mixer(config, index, shard, form), mlp(), window)
     latent = LatentMixer(config, config.latent, index, shard, form)

@@ -1,7 +1,8 @@
-"""What mixes tokens in a layer with a state (`models/recurrent.py`), of a model that is whole.
+"""What mixes tokens in a layer with a state (`models/recurrent.py`).
 
 `recurrent_in` makes of each group its query, its key, values and their gates, and then betas and
-decays. `mixer_out` takes the heads' values.
+decays. `mixer_out` takes the heads' values. A rank has some of the groups. Of the convolution it
+has all, since files have queries, keys and values of all groups apart.
 """
 
 from __future__ import annotations
@@ -11,38 +12,54 @@ from pdserve.engine.models.recurrent import RecurrentShape
 from pdserve.engine.plan.forms import WeightForm, fitting_form
 from pdserve.engine.plan.matrix import Matrices, Matrix, Part, mixer_out
 from pdserve.engine.plan.norm import Norm
+from pdserve.engine.ranks.shard import Shard
 
 
-def recurrent_vectors(shape: RecurrentShape, index: int) -> dict[str, Norm]:
-    """The convolution, what decays depend on, and the norm of a head's result."""
-    block = f"model.layers.{index}.linear_attn."
+class RecurrentMixer:
+    """Of one layer, as one rank has it."""
 
-    def wide(tensor: str, *shape: int) -> Norm:
-        size = 1
-        for each in shape:
-            size *= each
-        return Norm(f"{block}{tensor}", size, is_wide=True, stored=shape)
+    def __init__(
+        self,
+        config: ModelConfig,
+        shape: RecurrentShape,
+        index: int,
+        shard: Shard,
+        form: WeightForm,
+    ) -> None:
+        self._layer = f"model.layers.{index}."
+        self._hidden = range(config.hidden_size)
+        self._shape = shape
+        self._groups = shard.groups(config)
+        self._form = form
 
-    return {
-        "convolution": wide("conv1d.weight", shape.channels, 1, shape.kernel),
-        "decay": wide("A_log", shape.num_values),
-        "decay_bias": wide("dt_bias", shape.num_values),
-        "value_norm": wide("norm.weight", shape.value_dim),
-    }
+    def vectors(self) -> dict[str, Norm]:
+        """The convolution, what decays depend on, and the norm of a head's result."""
+        shape, block = self._shape, f"{self._layer}linear_attn."
+        values = self._of_groups(shape.group_size)
+        own, stored = (slice(values.start, values.stop),), (shape.channels, 1, shape.kernel)
+        taps = shape.channels * shape.kernel
+        return {
+            "convolution": Norm(f"{block}conv1d.weight", taps, is_wide=True, stored=stored),
+            "decay": Norm(f"{block}A_log", len(values), is_wide=True, cut=own),
+            "decay_bias": Norm(f"{block}dt_bias", len(values), is_wide=True, cut=own),
+            "value_norm": Norm(f"{block}norm.weight", shape.value_dim, is_wide=True),
+        }
 
+    def matrices(self) -> Matrices:
+        """The products before and behind the state."""
+        shape, layer = self._shape, self._layer
+        width = shape.group_channels + shape.group_size * shape.value_dim
+        inputs = (
+            Part(f"{layer}linear_attn.in_proj_qkvz", self._of_groups(width)),
+            Part(f"{layer}linear_attn.in_proj_ba", self._of_groups(2 * shape.group_size)),
+        )
+        of_hidden = fitting_form(self._form, len(self._hidden))
+        values = self._of_groups(shape.group_size * shape.value_dim)
+        return {
+            "recurrent_in": Matrix(f"{layer}recurrent_in", inputs, self._hidden, of_hidden),
+            **mixer_out(layer, "linear_attn.out_proj", self._hidden, values, self._form),
+        }
 
-def recurrent_mixer(
-    config: ModelConfig, shape: RecurrentShape, index: int, form: WeightForm
-) -> Matrices:
-    """The products before and behind the state."""
-    layer, hidden = f"model.layers.{index}.", range(config.hidden_size)
-    of_heads, values = shape.channels + shape.values_width, range(shape.values_width)
-    inputs = (
-        Part(f"{layer}linear_attn.in_proj_qkvz", range(of_heads)),
-        Part(f"{layer}linear_attn.in_proj_ba", range(2 * shape.num_values)),
-    )
-    of_hidden = fitting_form(form, len(hidden))
-    return {
-        "recurrent_in": Matrix(f"{layer}recurrent_in", inputs, hidden, of_hidden),
-        **mixer_out(layer, "linear_attn.out_proj", hidden, values, form),
-    }
+    def _of_groups(self, size: int) -> range:
+        """What the rank's groups have of so much each, of all groups'."""
+        return range(self._groups.start * size, self._groups.stop * size)

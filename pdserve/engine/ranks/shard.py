@@ -1,8 +1,9 @@
 """Which part of a model a rank has. No torch here.
 
-A pipeline stage has some layers. Among the tensor-parallel ranks of a stage, query heads, the inner
-width of the MLP or of every expert, and the vocabulary are divided; KV heads are divided, or with
-more ranks than heads, replicated on consecutive ranks (`KvLayout.shard`).
+A pipeline stage has some layers. Among the tensor-parallel ranks of a stage, query heads, groups of
+heads with a state, the inner width of the MLP or of every expert, and the vocabulary are divided;
+KV heads are divided, or with more ranks than heads, replicated on consecutive ranks
+(`KvLayout.shard`).
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class Shard:
         layout = config.kv_layout(1, KvDtype.FLOAT32).shard(self.rank, self.num_ranks)
         return slice(layout.first_kv_head, layout.end_kv_head)
 
+    def groups(self, config: ModelConfig) -> slice:
+        """The groups of the model's layers with a state that this rank has; none without any."""
+        return self.share(0 if config.recurrent is None else config.recurrent.num_groups)
+
     def of(self, config: ModelConfig) -> ModelConfig:
         """The layers as this rank computes them. Their number and vocabulary are the model's."""
         heads, kv_heads = self.share(config.num_heads), self.kv_heads(config)
@@ -90,8 +95,9 @@ def check_ranks(config: ModelConfig, parallelism: Parallelism) -> None:
     """Check that a model can be divided.
 
     Raises:
-        ConfigError: the number of heads is no multiple of the ranks; or neither number, of KV heads
-            and of ranks, divides the other; or there is less than one thing a rank or stage.
+        ConfigError: the number of heads, or of groups with a state, is no multiple of the ranks; or
+            neither number, of KV heads and of ranks, divides the other; or there is less than one
+            thing a rank or stage.
     """
     num_ranks = parallelism.tensor
     if parallelism.pipeline > config.num_layers:
@@ -102,13 +108,15 @@ def check_ranks(config: ModelConfig, parallelism: Parallelism) -> None:
     least = min(config.intermediate_size, config.vocab_size)
     if config.experts is not None:
         least = min(least, *config.inner_widths)
-    if heads % num_ranks or (kv_heads % num_ranks and num_ranks % kv_heads) or least < num_ranks:
-        fits = [
-            n
-            for n in range(1, min(heads, least) + 1)
-            if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
-        ]
+    groups = 0 if config.recurrent is None else config.recurrent.num_groups
+    fits = [
+        n
+        for n in range(1, min(heads, least) + 1)
+        if heads % n == groups % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
+    ]
+    if num_ranks not in fits:
+        with_states = f", and {groups} groups with a state," if groups else ""
         raise ConfigError(
-            f"tensor_parallel {num_ranks}: {heads} heads and {kv_heads} KV heads can be divided "
-            f"among {', '.join(map(str, fits))} ranks"
+            f"tensor_parallel {num_ranks}: {heads} heads and {kv_heads} KV heads{with_states} can "
+            f"be divided among {', '.join(map(str, fits))} ranks"
         )

@@ -18,16 +18,19 @@ from torch import Tensor
 from pdserve import _native
 from pdserve.engine.attention import AttentionBatch
 from pdserve.engine.ranks.sizes import RESULT_BYTES, STEP_BYTES, memory_bytes
-from pdserve.engine.steps.batch import Batch, Taps, WantedStates
+from pdserve.engine.steps.batch import Batch, StateTables, Taps, WantedStates
 
 _ALIGNMENT = 64
 _HEAD = 8  # int64: num_tokens, num_requests, num_blocks, num_sampled, num_states, and these
 _NUM_BYTES = 5  # of all of it
 _FLAGS = 6
 _NUM_TAPS = 7  # hosts of earlier builds know steps without any
-_REPORTS_LAYERS, _IS_ADAPTED = 1, 2  # flags; the latter not for other hosts
+# Flags; but for the first, not for other hosts. Behind them, how many blocks a state has.
+_REPORTS_LAYERS, _IS_ADAPTED = 1, 2
+_FLAG_BITS = 8
 _DIGEST_BYTES = 16
 _NOTHING = torch.empty(0, dtype=torch.int64)
+_NO_STATES = StateTables(torch.empty(0, 3, 0, dtype=torch.int32), _NOTHING.int())
 
 _Shapes = Iterator[tuple[torch.dtype, tuple[int, ...]]]
 
@@ -113,6 +116,7 @@ class StepMemory:
         attention = batch.attention
         states = _NOTHING if batch.states is None else batch.states.rows
         taps = _NOTHING if batch.taps is None else batch.taps.layers
+        tables = _NO_STATES if batch.state_tables is None else batch.state_tables
         num_requests, num_blocks = attention.block_tables.shape
         sizes = (len(batch.token_ids), num_requests, num_blocks, len(batch.sampled_rows))
         self._head[:5] = torch.tensor([*sizes, len(states)])
@@ -128,9 +132,13 @@ class StepMemory:
             taps,
             torch.tensor(batch.adapted_from, dtype=torch.int64),
             _digits(batch.adapters),
+            tables.blocks,
+            tables.kept_after,
         )
         is_adapted = _IS_ADAPTED * bool(batch.adapters)
-        self._head[_FLAGS] = _REPORTS_LAYERS * reports_layers + is_adapted
+        state_blocks = tables.blocks.shape[2]
+        flags = _REPORTS_LAYERS * reports_layers + is_adapted
+        self._head[_FLAGS] = flags + (state_blocks << _FLAG_BITS)
         places, end = self._arrays()
         for place, array in zip(places, arrays, strict=True):
             place.copy_(array)
@@ -141,7 +149,7 @@ class StepMemory:
         arrays, end = self._arrays()
         if end != self._head[_NUM_BYTES]:
             raise ValueError(f"a step of {self._head[_NUM_BYTES]} bytes, which needs {end}")
-        *others, adapted_from, digits = arrays
+        *others, adapted_from, digits, blocks, kept_after = arrays
         token_ids, query_start, context_lens, tables, sampled, states, positions, taps = others
         wanted = WantedStates(states, self.states(hidden_size, vocab_size))
         tapped = Taps(taps, self.taps(hidden_size, vocab_size))
@@ -154,6 +162,7 @@ class StepMemory:
             adapters=_digests(digits),
             adapted_from=tuple(adapted_from.tolist()),
             states=wanted if len(states) else None,
+            state_tables=StateTables(blocks, kept_after) if len(blocks) else None,
             taps=tapped if len(taps) else None,
         )
 
@@ -184,6 +193,10 @@ class StepMemory:
         num_adapted = num_requests if int(self._head[_FLAGS]) & _IS_ADAPTED else 0
         yield torch.int64, (num_adapted,)
         yield torch.uint8, (num_adapted, _DIGEST_BYTES)
+        state_blocks = int(self._head[_FLAGS]) >> _FLAG_BITS
+        num_with_states = num_requests if state_blocks else 0
+        yield torch.int32, (num_with_states, 3, state_blocks)
+        yield torch.int32, (num_with_states,)
 
 
 def _digits(digests: tuple[str, ...]) -> Tensor:

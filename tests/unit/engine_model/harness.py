@@ -161,3 +161,15 @@ class Node:
             logits = self.model.logits(every_row, self.kv_cache.pool)
         assert logits is not None
         return logits
+
+
+def moved(request: Request, source: Node, target: Node) -> None:
+    """Move what a request has in its blocks, as a handoff does, to a node of blocks alike."""
+    before, after = (
+        node.kv_cache.pool.view(torch.uint8).view(node.kv_cache.num_blocks, -1)
+        for node in (source, target)
+    )
+    for blocks in (request.block_table, request.state_blocks):
+        own = [target.free.pop() for _ in blocks]
+        after[own] = before[blocks]
+        blocks[:] = own

@@ -35,9 +35,10 @@ from tests.matrix import matrix
 from tests.plain_batch import build_batch
 from tests.reference import Reference
 from tests.requests import make_request, work_of
-from tests.unit.engine_model.harness import Node, make_prompt
+from tests.unit.engine_model.harness import Node, make_prompt, moved
 from tests.unit.engine_model.models.test_families import CASES
 from tests.unit.engine_model.models.test_latent import CASES as LATENT_CASES
+from tests.unit.engine_model.models.test_recurrent import CASES as RECURRENT_CASES
 from tests.unit.engine_model.ranks.ranked import ranked_node
 from tests.unit.engine_model.reference import assert_node_matches
 
@@ -69,6 +70,7 @@ DIVIDED = {  # with 2 KV heads of 4: split by 2, replicated by 4
     "olmo3": BOTH,
     "mixtral": Parallelism(4),
     "v2": Parallelism(4),
+    "of a full layer between": TENSOR,  # groups with a state are divided, too
 }
 Make = Callable[..., Path]
 
@@ -77,7 +79,8 @@ Make = Callable[..., Path]
 def test_a_family_on_several_ranks_matches_transformers(
     checkpoint_of: Make, case: str, parallelism: Parallelism
 ) -> None:
-    family, overrides = (CASES | LATENT_CASES)[case]
+    known = {name: ("qwen3_next", sizes) for name, sizes in RECURRENT_CASES.items()}
+    family, overrides = (CASES | LATENT_CASES | known)[case]
     path = checkpoint_of(family, **overrides)
     with ranked_node(path, parallelism) as (node, _):
         assert_node_matches(path, node)
@@ -104,6 +107,29 @@ def test_tokens_of_a_batch_are_those_of_one_rank_and_its_bits_do_not_depend_on_t
         assert [r.output_token_ids for r in found] == [r.output_token_ids for r in expected]
         together = node.logits(prompts[-1]).clone()
         assert torch.equal(node.logits(prompts[-1][:100]), together[:100])
+
+
+def test_states_do_not_tell_how_many_ranks_made_them(checkpoint_of: Make) -> None:
+    """A stream goes on with what one rank has begun, and the other way."""
+    path, prompt = checkpoint_of("qwen3_next"), make_prompt(70)
+    alone = Node.load(path)
+    expected = make_request(prompt)
+    alone.generate([expected], 20)
+    with ranked_node(path, TENSOR) as (ranked, _):
+        for first, then in ((alone, ranked), (ranked, alone)):
+            request = make_request(prompt)
+            first.step([Scheduled(request, 50)])
+            moved(request, first, then)
+            then.generate([request], 20)
+            assert request.output_token_ids == expected.output_token_ids
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_groups_with_a_state_limit_the_ranks(checkpoint_of: Make, num_ranks: int) -> None:
+    path = checkpoint_of("qwen3_next", num_attention_heads=12, num_key_value_heads=2)
+    config = load_model_config(resolve_checkpoint(str(path)))
+    with pytest.raises(ConfigError, match=r"2 groups with a state, can be .* among 1, 2 ranks"):
+        check_ranks(config, Parallelism(num_ranks))
 
 
 def test_stages_have_the_bits_of_one(checkpoint_of: Make) -> None:
