@@ -219,6 +219,7 @@ class CudaDecoder:
             batch.sampled_rows,
             batch.states,
             RowTaps.of(batch),
+            batch.state_tables,
         )
 
     def _on_device(self, batch: Batch) -> Batch:

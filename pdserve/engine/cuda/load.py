@@ -61,7 +61,10 @@ def cuda_decoder(
     from pdserve.engine.cuda.decoder import CudaDecoder
     from pdserve.engine.cuda.stopwatch import CudaStopwatch
 
-    new_recorder = partial(CudaRecorder, device) if has_graphs else None
+    # Steps of models with states are launched: no graph knows where states are.
+    new_recorder = None
+    if has_graphs and config.recurrent is None:
+        new_recorder = partial(CudaRecorder, device)
 
     def measured() -> str:
         names = fastest_attention(needs, device, CudaStopwatch(device), new_recorder).names

@@ -20,7 +20,8 @@ group, float32 throughout:
 The native decoder leaves `states` as they are through a chunk of CHUNK tokens, and keeps what these
 add: the state is `shares[CHUNK] * states` and the sum of `shares * keys ⊗ deltas`. Chunks begin at
 multiples of CHUNK, wherever a prompt is divided: so bits depend on no division, and a decode step
-only reads `states`. The torch decoder, token by token, has the state itself there.
+only reads `states`. The other decoders take what is beside them in, token by token, and leave
+zeros there, and a share of 1: so each goes on with what another has left.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Final
 from pdserve.engine.models.json_fields import JsonFields
 
 CHUNK: Final = 16  # kChunk of csrc/recurrent/kernel.h
+STATE_VECTORS: Final = ("convolution", "decay", "decay_bias", "value_norm")  # of such a layer
 _FLOAT_BYTES: Final = 4
 _LINEAR: Final = "linear_attention"
 _KINDS: Final = {_LINEAR, "full_attention"}

@@ -21,6 +21,7 @@ from pdserve.engine.layers import GATED, Linear, head_norm, rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.latent import LatentShape
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
+from pdserve.engine.models.recurrent import STATE_VECTORS
 from pdserve.engine.models.stage_ends import Finals, StageEnds
 from pdserve.engine.models.torch_recurrent import RecurrentLayers
 from pdserve.engine.plan.model import ModelPlan
@@ -38,7 +39,6 @@ NORMS: Final = (
     "after_mlp_norm",
 )
 LATENT_NORMS: Final = ("query_latent_norm", "latent_norm")
-STATE_VECTORS: Final = ("convolution", "decay", "decay_bias", "value_norm")
 
 
 class TorchDecoder:

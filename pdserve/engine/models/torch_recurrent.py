@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from pdserve.engine.layers import rms_norm
 from pdserve.engine.models.parameters import LayerWeights
-from pdserve.engine.models.recurrent import RecurrentShape
+from pdserve.engine.models.recurrent import CHUNK, RecurrentShape
 from pdserve.engine.steps.batch import Batch
 
 _LEAST_SQUARES = 1e-6  # added to those of queries and keys
@@ -51,7 +51,8 @@ class RecurrentLayers:
             own, before, kept = (
                 _StateInBlocks(kv_pool, table, self._shape, self._number[index]) for table in blocks
             )
-            state = own.zeros() if length == end - begin else before.read()
+            num_before = length - (end - begin)
+            state = before.read(num_before % CHUNK) if num_before else own.zeros()
             for first, last in ((begin, begin + kept_after), (begin + kept_after, end)):
                 if first == last:
                     continue
@@ -63,7 +64,7 @@ class RecurrentLayers:
         return torch.cat(made).to(normed.dtype)
 
     def _go_on(self, layer: LayerWeights, rows: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One request's rows [num_rows, input_width] and state [num_groups, group_state]."""
+        """One request's rows [num_rows, input_width]; its state as `_StateInBlocks.read` has it."""
         shape = self._shape
         groups, size = shape.num_groups, shape.group_size
         widths = [shape.channels + shape.values_width, 2 * shape.num_values]
@@ -71,8 +72,7 @@ class RecurrentLayers:
         widths = [shape.group_channels, size * shape.value_dim]
         channels, gates = torch.split(of_heads.view(len(rows), groups, -1), widths, dim=2)
         num_kept = (shape.kernel - 1) * shape.group_channels
-        end = num_kept + shape.matrix_numbers
-        past, heads, rest = state[:, :num_kept], state[:, num_kept:end], state[:, end:]
+        past, heads = state[:, :num_kept], state[:, num_kept:]
         past = past.view(groups, shape.kernel - 1, -1).transpose(0, 1)
         inputs = torch.cat([past, channels])  # [kernel - 1 + num_rows, num_groups, channels]
         mixed = functional.silu(self._convolved(layer, inputs, len(rows)))
@@ -88,7 +88,7 @@ class RecurrentLayers:
         normed = rms_norm(torch.stack(values), layer.norms["value_norm"], self._norm_eps)
         gated = normed * functional.silu(gates.reshape_as(normed))
         kept_inputs = inputs[len(rows) :].transpose(0, 1).reshape(groups, -1)
-        return gated.flatten(1), torch.cat([kept_inputs, states.reshape(groups, -1), rest], dim=1)
+        return gated.flatten(1), torch.cat([kept_inputs, states.reshape(groups, -1)], dim=1)
 
     def _convolved(self, layer: LayerWeights, inputs: Tensor, num_rows: int) -> Tensor:
         """[kernel - 1 + num_rows, num_groups, channels] -> [num_rows, num_groups, channels]."""
@@ -135,16 +135,47 @@ class _StateInBlocks:
         self._within = slice(first % size, first % size + shape.layer_bytes)
 
     def zeros(self) -> Tensor:
-        """Before the first token: [num_groups, group_state] float32."""
-        return torch.zeros(self._shape.num_groups, self._shape.group_state)
+        """Before the first token: as `read`."""
+        return torch.zeros(self._shape.num_groups, self._num_whole, device=self._blocks.device)
 
-    def read(self) -> Tensor:
-        """The same, as it was written."""
+    def read(self, num_beside: int) -> Tensor:
+        """Inputs and matrices: [num_groups, numbers] float32.
+
+        Matrices take in what so many tokens of a chunk have added, if the native decoder keeps it
+        beside them.
+        """
+        shape, groups = self._shape, self._shape.num_groups
         found = self._blocks[self._table].flatten()[self._within].clone()
-        return found.view(torch.float32).view(self._shape.num_groups, -1)
+        numbers = found.view(torch.float32).view(groups, -1)
+        whole, beside = numbers[:, : self._num_whole], numbers[:, self._num_whole :]
+        if not num_beside:
+            return whole
+        of_keys, of_values = CHUNK * shape.key_dim, CHUNK * shape.group_size * shape.value_dim
+        keys, deltas, shares = torch.split(
+            beside, [of_keys, of_values, shape.group_size * (CHUNK + 1)], dim=1
+        )
+        keys = keys.view(groups, CHUNK, shape.key_dim)[:, :num_beside]
+        deltas = deltas.view(groups, shape.group_size, CHUNK, -1)[:, :, :num_beside]
+        shares = shares.view(groups, shape.group_size, CHUNK + 1)
+        added = torch.einsum("gsc,gck,gscv->gskv", shares[:, :, :num_beside], keys, deltas)
+        inputs, matrices = torch.split(
+            whole, [self._num_whole - shape.matrix_numbers, shape.matrix_numbers], dim=1
+        )
+        matrices = matrices.view_as(added) * shares[:, :, CHUNK, None, None] + added
+        return torch.cat([inputs, matrices.reshape(groups, -1)], dim=1)
 
     def write(self, state: Tensor) -> None:
-        """Keep it."""
+        """Keep it, with nothing beside its matrices."""
+        shape, groups = self._shape, self._shape.num_groups
+        beside = torch.zeros(groups, shape.group_state - self._num_whole, device=state.device)
+        beside[:, -shape.group_size * (CHUNK + 1) :].view(groups, -1, CHUNK + 1)[:, :, CHUNK] = 1.0
         content = self._blocks[self._table].flatten()
-        content[self._within] = state.contiguous().view(torch.uint8).flatten()
+        whole = torch.cat([state, beside], dim=1)
+        content[self._within] = whole.view(torch.uint8).flatten()
         self._blocks[self._table] = content.view(len(self._table), -1)
+
+    @property
+    def _num_whole(self) -> int:
+        """Numbers of a group's inputs and matrices."""
+        shape = self._shape
+        return (shape.kernel - 1) * shape.group_channels + shape.matrix_numbers

@@ -31,12 +31,16 @@ from pdserve.engine.cuda.attention.triton_attention import TritonAttention
 from pdserve.engine.cuda.layers import rows
 from pdserve.engine.cuda.layers.adapters import add_low_rank
 from pdserve.engine.cuda.layers.experts import mix_experts
+from pdserve.engine.cuda.layers.recurrent import RecurrentLayers
 from pdserve.engine.cuda.sampling import launches
 from pdserve.engine.cuda.sampling.inputs import EditInputs, EditKind, MaskInputs, RankInputs
 from pdserve.engine.cuda.sampling.results import Results
 from pdserve.engine.experts import Experts
-from pdserve.engine.layers import Linear
+from pdserve.engine.layers import Linear, Mlp
 from pdserve.engine.models.expert_config import ExpertConfig, ExpertNames
+from pdserve.engine.models.parameters import LayerWeights
+from pdserve.engine.models.recurrent import RecurrentShape
+from pdserve.engine.steps.batch import StateTables
 
 NUM_ROWS = 64  # of a step: as many requests
 BLOCK_SIZE = 16  # of the pool, by default on GPUs
@@ -125,6 +129,21 @@ def launch_adapters(model: Model) -> None:
         add_low_rank(longs(8, 5), ints(NUM_ROWS), ints(NUM_ROWS // 16), ranks, x, y, own_bias)
 
 
+def launch_states(model: Model) -> None:
+    """A layer with a state, of Qwen3-Next."""
+    shape = RecurrentShape(16, 32, 128, 128, 4, frozenset({0}))
+    convolution = floats(shape.channels, 1, shape.kernel)
+    vectors = {"decay": floats(32), "decay_bias": floats(32), "value_norm": floats(128)}
+    norms = {"convolution": convolution, **vectors}
+    layer = LayerWeights(norms, None, {}, Mlp(None, None), {})  # type: ignore[arg-type]
+    pool = shaped(4096, 12, 2, 2, BLOCK_SIZE, 256, dtype=model.dtype)
+    num_blocks = -(-shape.state_bytes // (pool[0].numel() * pool.element_size()))
+    made = shaped(NUM_ROWS, shape.input_width, dtype=model.dtype)
+    batch = AttentionBatch(ints(NUM_ROWS + 1), ints(NUM_ROWS), ints(1, 1), longs(NUM_ROWS))
+    tables = StateTables(ints(NUM_ROWS, 3, num_blocks), ints(NUM_ROWS))
+    RecurrentLayers(shape, 1e-6, [layer]).mix(0, layer, made, batch, tables, pool)
+
+
 def launch_sampling(model: Model) -> None:
     logits, params = floats(NUM_ROWS, model.vocab_size), longs(NUM_ROWS, 7)
     num_words = -(-model.vocab_size // 32)
@@ -148,16 +167,18 @@ _LLAMA = (
     partial(launch_layer, LLAMA_8B),
     partial(launch_adapters, LLAMA_8B),
 )
+_STATES = partial(launch_states, QWEN3_30B)
 # Compute capability |-> what is launched there.
 SERVED = {
-    80: (*_LLAMA, partial(launch_layer, GEMMA2_9B), partial(launch_experts, QWEN3_30B)),
+    80: (*_LLAMA, partial(launch_layer, GEMMA2_9B), partial(launch_experts, QWEN3_30B), _STATES),
     90: (
         *_LLAMA,
         partial(launch_layer, UNEVEN),
         partial(launch_experts, UNEVEN),
         partial(launch_adapters, UNEVEN),
+        _STATES,
     ),
-    100: (*_LLAMA, partial(launch_experts, QWEN3_30B)),
+    100: (*_LLAMA, partial(launch_experts, QWEN3_30B), _STATES),
 }
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pdserve.engine.cuda.copies.packing import Packing
-from pdserve.engine.steps.batch import Batch
+from pdserve.engine.steps.batch import Batch, StateTables
 
 _NUM_BUFFERS: Final = 2
 
@@ -115,7 +115,7 @@ class Staging:
 
         The batch's own tensors may be overwritten as soon as this returns.
         """
-        attention, cargo = batch.attention, batch.cargo
+        attention, cargo, states = batch.attention, batch.cargo, batch.state_tables
         tensors = [
             batch.token_ids,
             batch.positions,
@@ -125,8 +125,13 @@ class Staging:
             attention.context_lens,
             attention.block_tables,
         ]
+        if states is not None:
+            tensors += [states.blocks, states.kept_after]
         there = self.send(tensors if cargo is None else [*tensors, *cargo.tensors])
         token_ids, positions, sampled_rows, slots, starts, lens, tables, *others = there
+        if states is not None:
+            blocks, kept_after, *others = others
+            states = StateTables(blocks, kept_after)
         if cargo is not None:
             cargo.arrived = others
         return replace(
@@ -134,6 +139,7 @@ class Staging:
             token_ids=token_ids,
             positions=positions,
             sampled_rows=sampled_rows,
+            state_tables=states,
             attention=replace(
                 attention,
                 query_start=starts,

@@ -9,6 +9,7 @@ number of rows alone, so `pieces.py` captures them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,17 +17,21 @@ from torch import Tensor
 from pdserve.engine.adapters.torch_rows import Rows
 from pdserve.engine.attention.interface import Attend, AttentionBatch, LayerKv
 from pdserve.engine.cuda.layers.experts import mix_experts
+from pdserve.engine.cuda.layers.recurrent import RecurrentLayers
 from pdserve.engine.cuda.layers.rows import GATED, Rotation, add_rms_norm, rotate_and_write
 from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import head_norm, rms_norm
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.parameters import DecoderWeights
+from pdserve.engine.models.recurrent import STATE_VECTORS
 from pdserve.engine.models.stage_ends import Finals, StageEnds
 from pdserve.engine.ranks.collectives import ALONE, Collectives
 from pdserve.engine.rope import Angles, LayerRopes
-from pdserve.engine.steps.batch import Batch, WantedStates
+from pdserve.engine.steps.batch import Batch, StateTables, WantedStates
 from pdserve.engine.steps.worst import LEAST_PART
+
+NORMS: Final = ("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class StepInputs:
     sampled_rows: Tensor | None  # [num_sampled] int64; None for every row, in order
     states: WantedStates | None = None
     taps: RowTaps | None = None
+    state_tables: StateTables | None = None
     adapted: Rows = ()  # which of its rows have which adapter; on the host
 
 
@@ -81,7 +87,11 @@ class Forward:
         least_part: int = LEAST_PART,
     ) -> None:
         """Raises ModelError: the model has norms, or arithmetic, of which this decoder has none."""
-        weights.expect_norms("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")
+        recurrent = config.recurrent
+        weights.expect_norms(*NORMS, *(() if recurrent is None else STATE_VECTORS))
+        self._recurrent = None
+        if recurrent is not None:
+            self._recurrent = RecurrentLayers(recurrent, config.rms_norm_eps, weights.layers)
         known = ["attention_scale", "attention_cap", "logit_scale", "logit_cap"]
         known += ["embedding_scale", "residual_scale"]
         known += ["centres_norms", "norms_heads_together", "is_parallel"]
@@ -97,6 +107,9 @@ class Forward:
         self._windows = config.sliding_windows[layers.start : layers.stop]
         self._ropes = LayerRopes(config.ropes, config.head_dim, weights.embedding.device)
         self._layer_ropes = self._ropes.of_layers[layers.start : layers.stop]
+        with_kv = set(config.kv_layers)
+        # Of each layer, how many before it have KV: where it is in the stage's part of the pool.
+        self._places = [sum(each in with_kv for each in layers[:n]) for n in range(len(layers))]
 
     @property
     def num_columns(self) -> int:
@@ -129,13 +142,15 @@ class Forward:
         stream = self.begin(inputs.token_ids, inputs.positions, inputs.adapted)
         delta: Tensor | None = None  # what the part before adds to the residual
         for layer in range(self.num_layers):
-            query = self.query(layer, stream, delta, inputs.attention.slot_mapping, kv_pool)
+            if self._has_state(layer):
+                attended = self._mixed(layer, stream, delta, inputs, kv_pool)
+            else:
+                attended = self._attended(layer, stream, delta, inputs, kv_pool, attend)
             if inputs.taps is not None:  # the delta has been added
                 inputs.taps.take(self.first_layer + layer, stream.residual, inputs.sampled_rows)
-            attended = attend(query, self.kv(layer, kv_pool), inputs.attention)
             delta = self.attention_out(layer, attended)
-            if progress is not None:
-                progress.reached(layer + 1)  # the ranks have met: all have written their heads
+            if progress is not None and not self._has_state(layer):
+                progress.reached(self._places[layer] + 1)  # the ranks have met: all have written
             delta = self.mlp(layer, stream, delta)
         if not self.ends.is_last:
             assert delta is not None, "a stage has layers"
@@ -162,24 +177,82 @@ class Forward:
         Returns:
             [num_rows, num_heads, head_dim], the layer's queries, in `out` if that is given.
         """
-        weights, eps = self._weights.layers[layer], self.own.rms_norm_eps
-        qkv = weights.mixer["qkv"](
-            self._normed(stream.residual, delta, weights.norms.get("attention_norm"))
+        qkv = self._products("qkv", layer, stream, delta)
+        return self._rotated(layer, stream, qkv, slots, kv_pool, out)
+
+    def _has_state(self, layer: int) -> bool:
+        """Whether a layer has a state in place of KV."""
+        return "recurrent_in" in self._weights.layers[layer].mixer
+
+    def _mixed(
+        self,
+        layer: int,
+        stream: ResidualStream,
+        delta: Tensor | None,
+        inputs: StepInputs,
+        kv_pool: Tensor,
+    ) -> Tensor:
+        """Go on with a layer's states; return what its heads make: [num_rows, values_width]."""
+        assert self._recurrent is not None, "as planned"
+        assert inputs.state_tables is not None, "the pool is of a model with states"
+        rows = self._products("recurrent_in", layer, stream, delta)
+        weights = self._weights.layers[layer]
+        return self._recurrent.mix(
+            layer, weights, rows, inputs.attention, inputs.state_tables, kv_pool
         )
+
+    def _attended(
+        self,
+        layer: int,
+        stream: ResidualStream,
+        delta: Tensor | None,
+        inputs: StepInputs,
+        kv_pool: Tensor,
+        attend: Attend,
+    ) -> Tensor:
+        """Write a layer's keys and values; return what its heads make of those in their reach."""
+        slots, kv = inputs.attention.slot_mapping, self.kv(layer, kv_pool)
+        if not self.own.gates_attention:
+            query = self.query(layer, stream, delta, slots, kv_pool)
+            return attend(query, kv, inputs.attention)
+        rows = self._products("qkv", layer, stream, delta)
+        width = (self.own.num_heads + 2 * self.own.num_kv_heads) * self.own.head_dim
+        qkv, gates = rows[:, :width].contiguous(), rows[:, width:]
+        query = self._rotated(layer, stream, qkv, slots, kv_pool)
+        return attend(query, kv, inputs.attention).flatten(1) * gates.sigmoid()
+
+    def _products(
+        self, name: str, layer: int, stream: ResidualStream, delta: Tensor | None
+    ) -> Tensor:
+        """Add the delta to the residual; return what this matrix of the layer's mixer makes."""
+        weights = self._weights.layers[layer]
+        normed = self._normed(stream.residual, delta, weights.norms.get("attention_norm"))
+        return weights.mixer[name](normed)
+
+    def _rotated(
+        self,
+        layer: int,
+        stream: ResidualStream,
+        qkv: Tensor,
+        slots: Tensor,
+        kv_pool: Tensor,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """As `query`, of what the layer's product has made."""
         cos, sin = stream.angles[self._layer_ropes[layer]]
-        qk_norm = weights.qk_norm
+        qk_norm, eps = self._weights.layers[layer].qk_norm, self.own.rms_norm_eps
         if qk_norm is not None and self.own.arithmetic.norms_heads_together:
             heads = qkv.view(len(qkv), -1, self.own.head_dim)
             normed = head_norm(heads[:, : len(qk_norm)], qk_norm, self.own, self.ranks)
             qkv = torch.cat([normed, heads[:, len(qk_norm) :]], dim=1).flatten(1)
             qk_norm = None  # is done
         rotation = Rotation(cos, sin, qk_norm, eps)
-        return rotate_and_write(qkv, rotation, slots, kv_pool, layer, out)
+        return rotate_and_write(qkv, rotation, slots, kv_pool, self._places[layer], out)
 
     def kv(self, layer: int, kv_pool: Tensor) -> LayerKv:
         """Return what a layer's queries attend to."""
         scale, cap = self.own.attention_scale, self.own.arithmetic.attention_cap
-        return LayerKv(kv_pool, layer, scale, self._windows[layer], cap)
+        return LayerKv(kv_pool, self._places[layer], scale, self._windows[layer], cap)
 
     def attention_out(self, layer: int, attended: Tensor) -> Tensor:
         """Return what a layer's attention adds to the residual: [num_rows, hidden_size]."""
