@@ -268,15 +268,16 @@ def _share(engine: EngineConfig, model: ModelConfig, device: torch.device) -> Ho
 def _check_states(device: torch.device, share: HostShare, draft: str, *, by_role: bool) -> None:
     """Raises ConfigError: something asked for is not there for models with states."""
     asked = [
-        "device" * (device.type != "cpu"),
-        "tensor_parallel, pipeline_parallel and rank_hosts" * (not share.is_alone),
+        "pipeline_parallel and rank_hosts" * (share.parallelism.pipeline > 1),
+        "tensor_parallel on GPUs" * (share.parallelism.tensor > 1 and device.type != "cpu"),
         "speculation.model" * bool(draft),
         "what is given by role" * by_role,
     ]
     if any(asked):
         raise ConfigError(
-            "the model has layers with a state (linear attention), which nodes compute on CPUs, "
-            "each alone and all alike, without drafts: leave out " + ", ".join(filter(None, asked))
+            "the model has layers with a state (linear attention), which nodes compute on CPUs of "
+            "one host or on one GPU, all alike, without drafts: leave out "
+            + ", ".join(filter(None, asked))
         )
 
 

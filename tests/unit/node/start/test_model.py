@@ -11,8 +11,9 @@ from kv_transfer.handshake import KvIdentity
 from pdserve.kv import KvDtype
 from pdserve.node.start.model import NodeModel, packed_cache, plan_model
 from pdserve.node.start.sizing import DeviceType, auto_block_size
-from pdserve.settings.config import EngineConfig, NodeConfig
+from pdserve.settings.config import CheckpointConfig, EngineConfig, NodeConfig
 from pdserve.shared.errors import ConfigError, LayoutMismatch
+from tests.checkpoints import make_checkpoint
 from tests.fakes.cards import show_cards
 
 
@@ -88,6 +89,24 @@ def test_kv_in_codes_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     show_cards(monkeypatch, [1 << 30] * 2)
     with pytest.raises(ConfigError, match=r"kv_dtype fp8 is for CPUs, .* cuda"):
         planned(device="cuda:1", kv_memory="64MiB", kv_dtype="fp8")
+
+
+def test_what_states_lack_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = CheckpointConfig(model=str(make_checkpoint(tmp_path, "qwen3_next")))
+
+    def states(device: str, **engine: str | int) -> NodeModel:
+        made = EngineConfig(**({"device": device, "kv_memory": "64MiB"} | engine))
+        return plan_model(NodeConfig(checkpoint=model, engine=made))
+
+    assert states("cpu", tensor_parallel=2).layout.state_bytes
+    with pytest.raises(ConfigError, match=r"leave out pipeline_parallel and rank_hosts$"):
+        states("cpu", pipeline_parallel=2)
+    show_cards(monkeypatch, [1 << 30] * 2)
+    assert states("cuda:0").layout.state_bytes
+    with pytest.raises(ConfigError, match=r"leave out tensor_parallel on GPUs$"):
+        states("cuda:0", tensor_parallel=2)
 
 
 def test_float16_is_for_gpus() -> None:
