@@ -127,6 +127,17 @@ class ExportedPool:
         stop = None if end is None else -(-end * self.block_bytes // _HUGE_PAGE) * _HUGE_PAGE
         return _native.commit_huge_pages(self._mapping[start:stop])
 
+    def commit_within(self, first: int, end: int) -> None:
+        """Allocate the huge pages that lie within blocks first..end-1, if there are any.
+
+        Raises:
+            OSError: there is not enough memory.
+        """
+        start = -(-first * self.block_bytes // _HUGE_PAGE) * _HUGE_PAGE
+        stop = end * self.block_bytes // _HUGE_PAGE * _HUGE_PAGE
+        if start < stop:
+            _native.commit_huge_pages(self._mapping[start:stop])
+
     def free_blocks(self, first: int, end: int) -> None:
         """Give the memory of blocks first..end-1 back to the system, if the pool is not sealed.
 

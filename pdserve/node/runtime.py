@@ -360,7 +360,7 @@ class Node:
         if self._phases is not None:
             self._phases.close()
         if self._place is not None:
-            self._place.end()
+            await self._place.end()
         self._memory.close()
 
     # ---- parts ---------------------------------------------------------------------------------

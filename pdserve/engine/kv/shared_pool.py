@@ -27,6 +27,10 @@ class Budget(Protocol):
         """Take memory for so many; False: there is less."""
         ...
 
+    def took(self, block_ids: Sequence[int]) -> None:
+        """Tell which blocks are to have it."""
+        ...
+
     def want(self, num_blocks: int) -> None:
         """Ask others to give memory for so many back; 0: no more."""
         ...
@@ -109,7 +113,9 @@ class SharedPool(BlockPool):
         num_before, num_wanted = self.num_free, num_blocks * self._width
         for number in (num_wanted + AHEAD, num_wanted):
             if number <= len(self._lent) and self._budget.take(number):
-                self._uncached += [self._lent.pop() for _ in range(number)]
+                taken = [self._lent.pop() for _ in range(number)]
+                self._uncached += reversed(taken)  # the first ones are used first
+                self._budget.took(taken)
                 self._budget.want(0)
                 return self.num_free - num_before
         self._budget.want(num_wanted)

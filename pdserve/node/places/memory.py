@@ -26,6 +26,7 @@ LOOK_S: Final = 1.0  # without news, a place looks whether another one has died
 ENTER_S: Final = 30.0  # for which it waits to be awake, until others have given memory back
 _PIECE_BYTES: Final = 64 << 20  # given back in one go, which takes some milliseconds
 _MIB: Final = 1 << 20
+_HUGE: Final = 2 << 20  # bytes of a page
 
 
 class PlaceMemory:
@@ -39,6 +40,7 @@ class PlaceMemory:
         self._wanted = 0  # bytes
         self._pool: SharedPool | None = None
         self._watch: _Watch | None = None
+        self._committing: asyncio.Task[None] | None = None  # the last one, which waits for others
 
     # ---- Budget --------------------------------------------------------------------------------
 
@@ -51,6 +53,17 @@ class PlaceMemory:
         """As Budget.take."""
         return self._ledger.take(num_blocks * self._block_bytes)
 
+    def took(self, block_ids: Sequence[int]) -> None:
+        """As Budget.took: they have huge pages, where the kernel makes some, as other nodes have.
+
+        Not in this thread, since it takes a millisecond for each. They may be in use meanwhile.
+        """
+        runs = [run for run in _runs(block_ids) if (run[1] - run[0]) * self._block_bytes >= _HUGE]
+        if runs:
+            self._committing = asyncio.get_running_loop().create_task(
+                self._commit(runs, self._committing)
+            )
+
     def want(self, num_blocks: int) -> None:
         """As Budget.want."""
         wanted = num_blocks * self._block_bytes
@@ -61,6 +74,20 @@ class PlaceMemory:
     def use(self, num_blocks: int) -> None:
         """As Budget.use."""
         self._ledger.set_used(num_blocks * self._block_bytes)
+
+    async def _commit(
+        self, runs: Sequence[tuple[int, int]], former: asyncio.Task[None] | None
+    ) -> None:
+        if former is not None:
+            await former
+        for first, end in runs:
+            try:
+                await asyncio.to_thread(self._memory.commit_within, first, end)
+            except OSError as error:
+                log.warning("no huge pages for blocks %d to %d: %s", first, end - 1, error)
+        if asyncio.current_task() is self._committing:
+            self._committing = None
+            self.look()  # what was owed meanwhile was kept
 
     # ---- a life --------------------------------------------------------------------------------
 
@@ -108,9 +135,11 @@ class PlaceMemory:
         """Give all memory back to the system that nobody has asked the ledger for."""
         self._memory.free_blocks(0, self._memory.num_blocks)
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Stop looking. The pool is not used any more."""
         self._pool = None
+        if self._committing is not None:
+            await self._committing
         if self._watch is not None:
             self._watch.stop()
 
@@ -121,7 +150,8 @@ class PlaceMemory:
             return
         ledger, size = self._ledger, self._block_bytes
         ledger.clear_dead()
-        if owed := ledger.owed:
+        # A block that is just being committed would have memory again after it was freed.
+        if self._committing is None and (owed := ledger.owed):
             most = max(1, _PIECE_BYTES // size)
             given = pool.give_back(min(-(-owed // size), most))
             for first, end in _runs(given):

@@ -90,10 +90,10 @@ class PlaceLife:
         self._memory.begin(self._pool)
         self._parts.engine.turns = self.turns
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """The model is given up. Its engine does not run any more."""
         self._loading.over()
-        self._memory.end()
+        await self._memory.end()
 
 
 def begin_life(

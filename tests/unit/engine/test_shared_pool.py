@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +36,9 @@ class Memory:
             return False
         self.left -= num_blocks
         return True
+
+    def took(self, block_ids: Sequence[int]) -> None:
+        """Nothing."""
 
     def want(self, num_blocks: int) -> None:
         self.wanted.append(num_blocks)
