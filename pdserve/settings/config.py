@@ -41,7 +41,7 @@ from pdserve.shared.slo import DEFAULT_CLASS, DEFAULT_CLASSES
 Mode = Literal["disaggregated", "colocated", "adaptive", "flowing", "multiplexed"]
 # Those whose nodes are all decode nodes, and compute the prompts of their streams.
 ONE_POOL: Final[tuple[Mode, ...]] = ("colocated", "multiplexed")
-PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets"]
+PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets", "laps"]
 DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
 Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
 RouterName = Literal[

@@ -19,6 +19,10 @@ def is_long(call: Call) -> bool:
     return call.prompt.num_tokens >= LONG
 
 
+def is_long_prompt(call: Call) -> bool:
+    return call.prompt.num_tokens >= LONG // 2
+
+
 def heavy_tail(per_s: float) -> list[Call]:
     """Most prompts are short, a few very long; there are no targets."""
     return calls("tail", poisson(per_s, 100, seed=1), lognormal(1000, 1.1, 16000), fixed(1))
@@ -151,6 +155,24 @@ def test_buckets_change_nothing_when_prompts_are_about_equal():
     fcfs = prefill_only(load, prefill_policy("fcfs-budget")).score
     buckets = prefill_only(load, prefill_policy("buckets")).score
     assert buckets.mean_ttft_s == pytest.approx(fcfs.mean_ttft_s, rel=0.1)
+
+
+# ---- short and long prompts apart --------------------------------------------------------------
+
+
+def test_short_prompts_apart_from_long_ones_are_sooner_there_and_break_fewer_promises():
+    """The claims of LAPS: a third less of prefill latency, 12 to 28 % fewer broken promises."""
+    load = merged(
+        calls("s", poisson(12, 100, seed=7), uniform(30, 200), fixed(1), Slo(name="a", ttft_s=0.4)),
+        calls(
+            "l", poisson(0.7, 100, seed=8), uniform(3000, 6000), fixed(1), Slo(name="a", ttft_s=4.0)
+        ),
+    )
+    fcfs = prefill_only(load, prefill_policy("fcfs-budget")).score
+    apart = prefill_only(load, prefill_policy("laps")).score
+    assert apart.mean_ttft_s < 0.7 * fcfs.mean_ttft_s
+    assert 1 - apart.ttft_attainment < 0.8 * (1 - fcfs.ttft_attainment)
+    assert apart.where(is_long_prompt).ttft_s(100) < 1.5 * fcfs.where(is_long_prompt).ttft_s(100)
 
 
 # ---- the prefix cache --------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_the_example_s_policies_are_chosen_by_name(packages: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "field", "known"),
     [
-        ("policy", "prefill_policy", "fcfs-budget, sjf-aging, edf-slack, buckets"),
+        ("policy", "prefill_policy", "fcfs-budget, sjf-aging, edf-slack, buckets, laps"),
         ("policy", "decode_policy", "max-batch, tpot-cap, slack-batch, static"),
         ("routing", "router", "ppd, prfaas, stickiest"),
     ],

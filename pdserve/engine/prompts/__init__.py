@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pdserve.engine.prompts.order import DueWithSlack, PromptOrder, PromptRule
+from pdserve.engine.prompts.short_apart import ShortApart
 from pdserve.engine.prompts.shortest import Arrival, Buckets, ShortestFirst
 from pdserve.measured.perf_model import PerfModel
 from pdserve.settings.config import PREFILL_POLICIES
@@ -18,6 +19,7 @@ _RULES: Final[dict[str, Callable[[PerfModel, int, Clock], PromptRule]]] = {
     "sjf-aging": lambda perf, token_budget, clock: ShortestFirst(perf, token_budget),
     "edf-slack": DueWithSlack,
     "buckets": lambda perf, token_budget, clock: Buckets(),
+    "laps": lambda perf, token_budget, clock: ShortApart(perf, token_budget),
 }
 
 
