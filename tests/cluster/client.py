@@ -50,13 +50,15 @@ class Output:
 class Client:
     """Requests to one coordinator. Use as a context."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, deadline_s: float = DEADLINE_S) -> None:
+        """`deadline_s`: of each request."""
         self.url = url
+        self._deadline_s = deadline_s
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=DEADLINE_S),
+            timeout=aiohttp.ClientTimeout(total=self._deadline_s),
         )
         return self
 

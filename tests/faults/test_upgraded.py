@@ -21,14 +21,15 @@ from pdserve.commands.cluster.child import Child
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.plan import COORDINATOR
 from tests.cluster.checkpoints import make_prompt
-from tests.cluster.client import DEADLINE_S, Client, Output
+from tests.cluster.client import Client, Output
 from tests.cluster.fleet import Fleet, fleet_config, read_gauges, running
 from tools.earlier_build import EARLIER, python_of
 
 KERNELS = "avx2"
 NODES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
-LENGTHS = (5, 40, 700)  # of answers; the last are under way while a process is replaced
+LENGTHS = (5, 40, 400)  # of answers; the last are under way while a process is replaced
 STARTED_S = 300.0  # four processes, each of which imports torch
+PATIENT_S = 600.0  # an answer takes as long as a busy machine lets it
 AGAIN_S = 0.1  # a client that was told to come again, or was not heard, waits so long
 LOSSES = (
     "pulls_failed",
@@ -40,7 +41,7 @@ LOSSES = (
 )
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(not python_of().exists(), reason=f"`make test-upgrade` builds {EARLIER}"),
 ]
 
@@ -91,7 +92,7 @@ class Load:
 
     async def more(self, number: int) -> None:
         """Wait until so many more have been answered."""
-        most, deadline_s = len(self.outputs) + number, monotonic() + DEADLINE_S
+        most, deadline_s = len(self.outputs) + number, monotonic() + PATIENT_S
         while len(self.outputs) < most:
             assert monotonic() < deadline_s, f"{len(self.outputs)} answers"
             await asyncio.sleep(AGAIN_S)
@@ -102,14 +103,14 @@ class Load:
         return self.outputs
 
     async def _run(self, length: int) -> None:
-        async with Client(self._url) as client:
+        async with Client(self._url, PATIENT_S) as client:
             while not self._is_over:
                 self.outputs.append((length, await asked(client, length)))
 
 
 async def asked(client: Client, length: int) -> Output:
     """One answer, from whichever coordinator is there."""
-    deadline_s = monotonic() + DEADLINE_S
+    deadline_s = monotonic() + PATIENT_S
     while True:
         try:
             output = await client.stream_all(make_prompt(60, length), length)
@@ -140,7 +141,7 @@ async def test_a_build_is_rolled_out_under_load(
     config = fleet_config(tiny_checkpoint, prefill=2, decode=2, engine={"kernels": KERNELS})
     fleet = Mixed(replace(config, start_s=STARTED_S), earlier)
     async with running(fleet):
-        async with Client(fleet.url) as client:
+        async with Client(fleet.url, PATIENT_S) as client:
             expected = {length: (await asked(client, length)).tokens for length in LENGTHS}
         load = Load(fleet.url)
         for name in order:
