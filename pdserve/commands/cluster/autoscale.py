@@ -37,7 +37,7 @@ class ScaleStep:
 def next_steps(
     status: ClusterStatus, started: Sequence[str], spare: Sequence[str], scale: Scale
 ) -> list[ScaleStep]:
-    """Return what to do now, if anything: one change, but of each pool if there are no nodes.
+    """Return what to do now, if anything: start all that lacks, or one change.
 
     Args:
         status: of the cluster.
@@ -62,8 +62,8 @@ def next_steps(
     if sum(lacking.values()) > 0:
         if standby and any(_is_given_one(pool, desired, have) for pool in short):
             return []  # the coordinator has it begin
-        steps = [ScaleStep("start", name) for pool in short for name in _first(spare, pool)]
-        return steps[:1] if started else steps
+        first = [name for pool in short for name in _first(spare, pool, lacking[pool])]
+        return [ScaleStep("start", name) for name in first[: sum(lacking.values())]]
     if lacking and not short:
         return _less(lacking, serving, standby, spare)
     return []
@@ -81,9 +81,9 @@ def _is_given_one(
     return desired[pool] > have[pool] and (all_lack or not have[pool])
 
 
-def _first(names: Sequence[str], pool: RoleName) -> list[str]:
-    """Return the first of these nodes that is of a pool, if one is."""
-    return [name for name in names if name.startswith(pool)][:1]
+def _first(names: Sequence[str], pool: RoleName, number: int) -> list[str]:
+    """Return the first of these nodes that are of a pool, as far as there are so many."""
+    return [name for name in names if name.startswith(pool)][:number]
 
 
 def _less(

@@ -86,7 +86,6 @@ def stand_by(name: str) -> ScaleStep:
     [
         # A pool lacks a node.
         ([P0, D0], (1, 2), ScaleStep("start", "decode-1")),
-        ([P0, D0], (5, 2), ScaleStep("start", "prefill-1")),  # 3 at most; the shorter pool first
         ([P0, P1, D0], (3, 1), ScaleStep("start", "prefill-2")),
         ([P0, node("prefill-1", "decode"), D0], (1, 3), ScaleStep("start", "decode-1")),
         ([P0, D0, WAITS], (1, 2), None),  # the coordinator's, and so is a flip
@@ -115,9 +114,17 @@ def test_the_next_step(
     assert steps(nodes, *desired) == ([] if done is None else [done])
 
 
+def test_all_that_lack_start_at_once() -> None:
+    """But 3 at most, the shorter pool first, and none that the other pool has to spare."""
+    started = ("prefill-1", "prefill-2", "decode-1")
+    assert steps([P0, D0], 5, 2) == [ScaleStep("start", name) for name in started]
+    assert steps([P0, D0, D1], 3, 1) == [ScaleStep("start", "prefill-1")]
+
+
 def test_what_the_coordinator_does_not_give_to_a_pool_is_started() -> None:
     """It does not know of the least numbers."""
-    assert steps([P0, D0, WAITS], 1, 1, Scale(2, 3)) == [ScaleStep("start", "prefill-1")]
+    both = [ScaleStep("start", "prefill-1"), ScaleStep("start", "decode-1")]
+    assert steps([P0, D0, WAITS], 1, 1, Scale(2, 3)) == both
     waits = replace(node("decode-2", "decode", "loading"), is_standby=True)
     assert steps([P0, P1, D0, D1, waits], 3, 1, Scale(2, 3)) == [ScaleStep("start", "prefill-2")], (
         "it waits for a flip, for which prefill nodes are not late enough yet"
