@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from coordinator.admission.arrivals import Arrivals
 from coordinator.admission.decisions import (
     REASONS,
     Admit,
@@ -95,6 +96,7 @@ class Admission(Generic[T]):
         self._lowest_priority = lowest_priority
         self._slacks: dict[str, ClassSlack] = {}  # by class: higher classes delay lower ones
         self._presence = Presence()
+        self.arrivals = Arrivals()
         self._refusing: set[tuple[str, str, Reason]] = set()  # by class and tenant
         self.num_refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self._running: dict[str, _Running] = {}  # by request id
@@ -124,6 +126,7 @@ class Admission(Generic[T]):
         `slo` is what is left of its promise. `tpot_within_s` returns the seconds until a given TPOT
         will be possible, or None if that is beyond the forecast.
         """
+        self.arrivals.observe(slo.name, predicted.idle_ttft_s, now_s)
         decision = self._decide(slo, predicted, now_s, tpot_within_s, num_answers)
         if isinstance(decision, Refuse):
             self.num_refused[decision.reason] += 1
@@ -137,6 +140,7 @@ class Admission(Generic[T]):
         `slo` is what is left of its promise. Where nobody knows what is awaited, no promise could
         be kept, so it waits as one without.
         """
+        self.arrivals.observe(slo.name, 0.0, now_s)
         decision: Decision = self._full(num_answers)
         if self._in_flight.has_place(num_answers, slo.tenant):
             if awaited is not None and self._refuses and has_promise(slo):

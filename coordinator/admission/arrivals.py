@@ -1,0 +1,147 @@
+"""How many requests come, and how many will: by service class, in bins of ten seconds.
+
+Three forecasts compete, and the one counts that was least off within the last day or so:
+
+    last    as in the last half minute: what there is without history
+    trend   the line through the last two minutes, continued
+    daily   as in the last half minute, and then the change that former days had at this time
+
+Refused requests count: they were wanted. Nothing is kept beyond the process.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from math import exp, nan
+from typing import Final, Literal
+
+BIN_S: Final = 10.0
+LEAD_S: Final = 60.0  # how far ahead forecasts are compared: about the start of a node
+DAY_S: Final = 86_400.0
+MOST_CLASSES: Final = 64  # with a forecast of their own; those met later share one
+_SLOT_S: Final = 120.0  # of the daily pattern
+_SLOT_BINS: Final = round(_SLOT_S / BIN_S)
+_NUM_SLOTS: Final = round(DAY_S / _SLOT_S)
+_LEAD_BINS: Final = round(LEAD_S / BIN_S)
+_RECENT: Final = 3  # bins
+RECENT_S: Final = _RECENT * BIN_S
+_LINE: Final = 12  # bins
+_NEW_DAY: Final = 0.3  # weight of the latest day in the pattern
+_KEPT: Final = exp(-BIN_S / DAY_S)  # of former errors, with each bin
+_NEWEST: Final = 0.02  # weight of the latest request in the mean time of prompts
+
+Way = Literal["last", "trend", "daily"]
+_PREFERRED: Final[tuple[Way, ...]] = ("daily", "last", "trend")  # among equally good ones
+
+
+@dataclass(slots=True)
+class _OfClass:
+    """The arrivals of one class."""
+
+    prompt_s: float = 0.0  # mean time of a prompt on an idle node
+    num_open: int = 0  # in the bin that is not over
+    bins: deque[int] = field(default_factory=lambda: deque(maxlen=_LINE))
+    num_bins: int = 0
+    slot_sum: int = 0
+    day: array[float] = field(default_factory=lambda: array("d", [nan]) * _NUM_SLOTS)
+    due: deque[dict[Way, float]] = field(default_factory=deque)  # forecasts of coming bins
+    off: dict[Way, float] = field(default_factory=lambda: dict.fromkeys(_PREFERRED, 0.0))
+
+    def observe(self, prompt_s: float) -> None:
+        self.num_open += 1
+        if prompt_s:
+            self.prompt_s += (prompt_s - self.prompt_s) * (_NEWEST if self.prompt_s else 1.0)
+
+    def rate(self, way: Way, in_s: float) -> float:
+        """Return the rate that is forecast for so many seconds from now, in requests/s."""
+        recent = [*self.bins][-_RECENT:]
+        last = sum(recent) / (len(recent) * BIN_S) if recent else 0.0
+        match way:
+            case "trend" if len(self.bins) == _LINE:
+                middle = (_LINE - 1) / 2
+                slope = sum((at - middle) * number for at, number in enumerate(self.bins))
+                slope /= sum((at - middle) ** 2 for at in range(_LINE))
+                line = sum(self.bins) / _LINE + slope * (middle + in_s / BIN_S)
+                return max(0.0, line / BIN_S)
+            case "daily":
+                change = self._usual(in_s) - self._usual(0.0)
+                return max(0.0, last + change) if change == change else last  # nan: not known yet
+        return last
+
+    @property
+    def best(self) -> Way:
+        return min(_PREFERRED, key=lambda way: self.off[way])
+
+    def close_bin(self) -> tuple[float, float] | None:
+        """Begin the next bin; return (how far its forecast was off, and "last" was), if known."""
+        number, self.num_open = self.num_open, 0
+        told = None
+        if len(self.due) == _LEAD_BINS:
+            forecast, best = self.due.popleft(), self.best
+            off = {way: abs(rate * BIN_S - number) for way, rate in forecast.items()}
+            told = off[best], off["last"]
+            self.off = {way: _KEPT * self.off[way] + off[way] for way in _PREFERRED}
+        self.bins.append(number)
+        self._note_slot(number)
+        self.due.append({way: self.rate(way, LEAD_S) for way in _PREFERRED})
+        return told
+
+    def _note_slot(self, number: int) -> None:
+        self.slot_sum += number
+        self.num_bins += 1
+        if self.num_bins % _SLOT_BINS == 0:
+            slot, rate = (self.num_bins // _SLOT_BINS - 1) % _NUM_SLOTS, self.slot_sum / _SLOT_S
+            before = self.day[slot]
+            self.day[slot] = rate if before != before else before + _NEW_DAY * (rate - before)
+            self.slot_sum = 0
+
+    def _usual(self, in_s: float) -> float:
+        """Return the rate of former days at this time; nan: there was none."""
+        return self.day[int(self.num_bins * BIN_S + in_s) // round(_SLOT_S) % _NUM_SLOTS]
+
+
+class Arrivals:
+    """The arrivals at one coordinator, by its clock."""
+
+    def __init__(self) -> None:
+        self._until_s: float | None = None  # end of the present bin; None: none has come
+        self._by_class: dict[str, _OfClass] = {}
+        # By how many requests forecasts of a minute ahead were off, bin by bin.
+        self.num_off: dict[Literal["forecast", "last"], float] = {"forecast": 0.0, "last": 0.0}
+
+    def observe(self, slo_class: str, prompt_s: float, now_s: float) -> None:
+        """Count a request whose prompt takes so long on an idle node; 0: nobody knows."""
+        if self._until_s is None:
+            self._until_s = now_s + BIN_S
+        self.look(now_s)
+        if slo_class not in self._by_class and len(self._by_class) >= MOST_CLASSES:
+            slo_class = next(reversed(self._by_class))
+        self._by_class.setdefault(slo_class, _OfClass()).observe(prompt_s)
+
+    def look(self, now_s: float) -> None:
+        """Let time pass."""
+        while self._until_s is not None and now_s >= self._until_s:
+            self._until_s += BIN_S
+            for of_class in self._by_class.values():
+                told = of_class.close_bin()
+                if told is not None:
+                    self.num_off["forecast"] += told[0]
+                    self.num_off["last"] += told[1]
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there have been any for long enough to forecast anything."""
+        return any(len(of_class.bins) >= _RECENT for of_class in self._by_class.values())
+
+    def recent_rate(self, over_s: float) -> float:
+        """Return the mean rate of the last bins, for about so long but two minutes at most."""
+        number = min(max(1, round(over_s / BIN_S)), _LINE)
+        recent = [[*of_class.bins][-number:] for of_class in self._by_class.values()]
+        return sum(sum(bins) / (len(bins) * BIN_S) for bins in recent if bins)
+
+    def forecast(self, in_s: float) -> tuple[float, float]:
+        """Return what comes then: requests/s, and nodes that their prompts keep busy."""
+        rates = [(each.rate(each.best, in_s), each) for each in self._by_class.values()]
+        return sum(rate for rate, _ in rates), sum(rate * each.prompt_s for rate, each in rates)
