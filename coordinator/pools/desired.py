@@ -8,8 +8,10 @@ A pool is asked what load it would have with so many nodes, measured from what i
 Up, as soon as a pool is too busy for a while; how far is limited by what the pool is now, since a
 pool that is far behind knows only that. Down, one node at a time, if the others would have time to
 spare for minutes, and never on missing data: a node that loads, is silent or was not measured may
-be why the others are idle. With `sleep_after_s`, to none after so long without any request, and to
-one of each with the next one. No event loop, no messages: demands come in, numbers come out.
+be why the others are idle. Where the next minutes are foreseen (`lookahead.py`), that number is
+wanted which costs least then, and one fewer if that would do. With `sleep_after_s`, to none after
+so long without any request, and to one of each with the next one. No event loop, no messages:
+demands come in, numbers come out.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol, TypeAlias
 
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import Mode
@@ -40,16 +42,32 @@ POOLS: Final[Mapping[Mode, tuple[NodeRole, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class PromptDemand:
+    """The prompts of one pool as they are now."""
+
+    busy: float  # nodes that compute
+    queued_s: float  # seconds of one node's work that wait
+    ttft_s: float  # promised
+
+
+@dataclass(frozen=True, slots=True)
 class PoolDemand:
     """One pool as it is now."""
 
     ready: int  # nodes that work, and are measured
     others: int  # that are attached and do not (they load, say), or of which nothing is known yet
-    load_with: Callable[[int], float]  # the mean load if so many nodes did the work
+    load_with: Callable[[float], float]  # the mean load if so many nodes did the work
+    prompts: PromptDemand | None = None  # of a pool that computes them
 
     def of_share(self, share: float) -> PoolDemand:
         """Return the demand of a part of the load."""
-        return replace(self, load_with=lambda number: share * self.load_with(number))
+        prompts = self.prompts
+        return replace(
+            self,
+            load_with=lambda number: share * self.load_with(number),
+            prompts=prompts
+            and PromptDemand(share * prompts.busy, share * prompts.queued_s, prompts.ttft_s),
+        )
 
 
 @dataclass(slots=True)
@@ -60,12 +78,34 @@ class _Pool:
     spare_since_s: float | None = None
 
 
+class Foreseen(Protocol):
+    """What a pool's next minutes would come to."""
+
+    def is_enough(self, number: int) -> bool:
+        """Return whether one node more would cost more, even if more comes than is forecast."""
+        ...
+
+    def cheapest(self, least: int) -> int:
+        """Return the number of nodes, from `least` on, up to which each one more costs less."""
+        ...
+
+
+Foresee: TypeAlias = Callable[[NodeRole, PoolDemand], Foreseen | None]
+"""Returns the next minutes of a pool; None: they are not known."""
+
+
 class DesiredNodes:
     """The policy of one coordinator; `tick` must be called at regular intervals."""
 
-    def __init__(self, clock: Clock, sleep_after_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        sleep_after_s: float = 0.0,
+        foresee: Foresee = lambda role, demand: None,
+    ) -> None:
         """`sleep_after_s`: seconds without a request after which no nodes are desired; 0: never."""
         self._clock = clock
+        self._foresee = foresee
         self._sleep_after_s = sleep_after_s
         self._last_request_s = clock.now()
         self._pools: dict[NodeRole, _Pool] = {}
@@ -90,7 +130,7 @@ class DesiredNodes:
             pool.attached = attached
             pool.desired = max(1, pool.desired)
             if demand.ready:
-                self._look(pool, demand)
+                self._look(pool, demand, self._foresee(role, demand))
             else:  # nothing is known: what there is has to come up
                 pool.desired = max(pool.desired, attached)
                 pool.busy_since_s = pool.spare_since_s = None
@@ -102,21 +142,20 @@ class DesiredNodes:
             taker.desired = max(taker.desired, taker.attached + 1)
             giver.desired = max(1, min(giver.desired, giver.attached - 1))
 
-    def _look(self, pool: _Pool, demand: PoolDemand) -> None:
-        now_s = self._clock.now()
-        wanted = _enough(demand)
-        is_spare = (
-            pool.desired > 1
-            and not demand.others
-            and demand.ready >= pool.desired
-            and demand.load_with(pool.desired - 1) < SPARE
-        )
+    def _look(self, pool: _Pool, demand: PoolDemand, foreseen: Foreseen | None) -> None:
+        now_s, fewer = self._clock.now(), min(pool.desired, demand.ready) - 1
+        wanted = _enough(demand) if foreseen is None else foreseen.cheapest(pool.desired)
+        is_spare = fewer > 0 and not demand.others
+        if is_spare and foreseen is None:
+            is_spare = demand.load_with(fewer) < SPARE
+        elif is_spare and foreseen is not None:
+            is_spare = foreseen.is_enough(fewer)
         pool.busy_since_s = _since(pool.busy_since_s, now_s, holds=wanted > pool.desired)
         pool.spare_since_s = _since(pool.spare_since_s, now_s, holds=is_spare)
         if pool.busy_since_s is not None and now_s - pool.busy_since_s >= SUSTAINED_S:
             pool.desired = wanted
         elif pool.spare_since_s is not None and now_s - pool.spare_since_s >= IDLE_S:
-            pool.desired -= 1
+            pool.desired = fewer
             pool.spare_since_s = None  # what that does has to be seen first
 
 

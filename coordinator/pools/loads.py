@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 from coordinator.admission.decisions import Reason
 from coordinator.nodes.registry import KvReach, Member, Registry
-from coordinator.pools.desired import PoolDemand
+from coordinator.pools.desired import PoolDemand, PromptDemand
 from coordinator.pools.rebalancer import LATE, NodeLoad, pool_load
 from coordinator.routing.router import NodeOutlook
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
@@ -106,18 +106,23 @@ class PoolLoads:
         ]
         ttft_s, tpot_s = targets
 
-        def load_with(number: int) -> float:
+        def load_with(number: float) -> float:
             spread = len(ready) / number
             if role is NodeRole.DECODE:
                 return sum(
                     decode_load(member, tpot_s, spread, outlook.pace_share)
                     for member, outlook in ready
                 ) / len(ready)
-            queued_s = sum(in_line_s + outlook.queue_s for _, outlook in ready)
-            busy = sum(member.load.busy_share for member, _ in ready)
-            return max(busy, queued_s / ttft_s) / number
+            return max(prompts.busy, prompts.queued_s / ttft_s) / number
 
-        return PoolDemand(len(ready), len(pool) - len(ready), load_with)
+        prompts = PromptDemand(
+            busy=sum(member.load.busy_share for member, _ in ready),
+            queued_s=sum(in_line_s + outlook.queue_s for _, outlook in ready),
+            ttft_s=ttft_s,
+        )
+        is_prefill = role is NodeRole.PREFILL
+        others = len(pool) - len(ready)
+        return PoolDemand(len(ready), others, load_with, prompts if is_prefill else None)
 
     def _look(self, late: frozenset[NodeRole]) -> list[NodeLoad]:
         now_s = self._clock.now()

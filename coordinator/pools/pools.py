@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Protocol
 
+from coordinator.admission.arrivals import Arrivals
 from coordinator.nodes.registry import Registry
 from coordinator.pools.desired import POOLS, DesiredNodes
 from coordinator.pools.drains import Drains
 from coordinator.pools.loads import PoolLoads, Promises
+from coordinator.pools.lookahead import LookAhead
 from coordinator.pools.rebalancer import Rebalancer
 from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.pools.standby import StandbyNodes
+from coordinator.pools.starts import Starts
 from coordinator.routing import Router
 from coordinator.status import ROLES
 from coordinator.ticks import ticking
 from pdserve.metrics import CoordinatorMetrics
+from pdserve.protocol import NodeRole
 from pdserve.protocol.status import RoleName
 from pdserve.settings.config import CoordinatorConfig
 from pdserve.shared.clock import Clock
+from pdserve.shared.costs import Prices
+
+
+class Requested(Promises, Protocol):
+    """What users ask for (`coordinator.admission`)."""
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """What comes, and will."""
+        ...
 
 
 class Pools:
@@ -28,7 +43,7 @@ class Pools:
         config: CoordinatorConfig,
         registry: Registry,
         router: Router,
-        promises: Promises,
+        promises: Requested,
         metrics: CoordinatorMetrics,
         incarnation: str,
         clock: Clock,
@@ -40,7 +55,29 @@ class Pools:
         self._clock = clock
         self._loads = PoolLoads(registry, promises, router.node_outlook, clock)
         self._loads.watch(metrics)
-        self._desired = DesiredNodes(clock, config.routing.sleep_after_s)
+        self.changes = RoleChanges(registry, config.mode, metrics)
+        starts = Starts(
+            registry,
+            self.changes,
+            clock,
+            lambda: self._desired.numbers,
+            flips=config.routing.rebalance,
+        )
+        prices = Prices.of(config.routing.price)
+        look_ahead = LookAhead(
+            promises.arrivals,
+            clock,
+            starts.until_next_s,
+            {NodeRole.PREFILL: prices.prefill, NodeRole.DECODE: prices.decode},
+        )
+        self._desired = DesiredNodes(clock, config.routing.sleep_after_s, look_ahead.at)
+        metrics.count_each(
+            "arrivals_forecast_off",
+            "Requests in 10 s by which forecasts of a minute before were off: those in use, and "
+            '"as in the last half minute"',
+            "way",
+            lambda: {str(way): off for way, off in promises.arrivals.num_off.items()},
+        )
         metrics.watch_each(
             "desired_nodes",
             "Nodes that the pool should have, for autoscalers",
@@ -48,7 +85,6 @@ class Pools:
             lambda: {str(pool): float(number) for pool, number in self.desired_nodes().items()},
         )
         self.drains = Drains(registry, config.mode)
-        self.changes = RoleChanges(registry, config.mode, metrics)
         self._standby = StandbyNodes(
             registry,
             self.changes,
@@ -82,7 +118,7 @@ class Pools:
         rebalancer = Rebalancer(self._clock)
 
         def look() -> None:
-            turn = rebalancer.tick(self._loads.look())
+            turn = rebalancer.tick(self._loads.look(), self._desired.numbers)
             if turn is not None and self._leads():
                 carry_out(turn, self.changes, self._desired)
 

@@ -10,14 +10,18 @@ ones:
     dwell        a node stays in a pool for DWELL_S, whoever moved it there
     at least one node is left in each pool; when both are late, a turn gains nothing
 
+A pool that will need a node is late, too, if the other one will have it to spare (`desired.py`).
+
 There is no event loop here, and there are no messages: loads come in, a decision comes out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from types import MappingProxyType
 
 from pdserve.protocol import NodeRole
 from pdserve.shared.clock import Clock
@@ -67,11 +71,16 @@ class Rebalancer:
         self._num_ticks = 0  # for how many ticks in a row
         self._last_turn_s = -inf
 
-    def tick(self, nodes: Sequence[NodeLoad]) -> Turn | None:
-        """Look at all nodes, and return the turn to make, if any."""
+    def tick(
+        self, nodes: Sequence[NodeLoad], desired: Mapping[NodeRole, int] = MappingProxyType({})
+    ) -> Turn | None:
+        """Look at all nodes, and return the turn to make, if any.
+
+        `desired`: how many nodes each pool should have soon, as far as that is known.
+        """
         now_s = self._clock.now()
         self._note_roles(nodes, now_s)
-        short = next((role for role in NodeRole if _is_short(nodes, role)), None)
+        short = next((role for role in NodeRole if _is_short(nodes, role, desired)), None)
         self._num_ticks = self._num_ticks + 1 if short is self._short else 1
         self._short = short
         if (
@@ -103,8 +112,12 @@ class Rebalancer:
         }
 
 
-def _is_short(nodes: Sequence[NodeLoad], role: NodeRole) -> bool:
-    """Return whether a pool is late and the other one can spare a node."""
+def _is_short(nodes: Sequence[NodeLoad], role: NodeRole, desired: Mapping[NodeRole, int]) -> bool:
+    """Return whether a pool is late, or will be, and the other one can spare a node."""
+    numbers = Counter(node.role for node in nodes if node.load is not None)
+    lacking = {pool: number - numbers[pool] for pool, number in desired.items()}
+    if numbers[role.other] > 1 and lacking.get(role, 0) > 0 > lacking.get(role.other, 0):
+        return True
     load, others_load = pool_load(nodes, role), pool_load(nodes, role.other)
     num_others = sum(node.role is role.other and node.load is not None for node in nodes)
     if load is None or others_load is None or load < LATE or num_others < 2:

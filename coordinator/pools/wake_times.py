@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-FIRST_WAKE_S: Final = 1.0  # as long as none was seen, of whichever model
+FIRST_WAKE_S: Final = 1.0
 _LEARNED: Final = 0.3  # share of the last wake in what is known
 # So much above the mean, in mean absolute deviations, that nine in ten take no longer if they are
 # spread normally.
@@ -31,6 +31,7 @@ class WakeTimes:
     """Two numbers for each model, and for all of them together."""
 
     most_s: float  # no wake counts as longer
+    first_s: float = FIRST_WAKE_S  # as long as none was seen
     _by_model: dict[str, _Seen] = field(default_factory=dict)
     _of_all: _Seen | None = None
 
@@ -40,7 +41,7 @@ class WakeTimes:
         Before the first one it is taken to be like those of other models.
         """
         seen = self._by_model.get(model, self._of_all)
-        return FIRST_WAKE_S if seen is None else min(seen.expected_s, self.most_s)
+        return self.first_s if seen is None else min(seen.expected_s, self.most_s)
 
     def learn(self, model: str, took_s: float) -> None:
         """Learn from a wake: from its order until the node was ready."""

@@ -11,18 +11,22 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import pi, sin
 from typing import cast
 
 import pytest
 from msgspec import structs
 
+from coordinator.admission.arrivals import DAY_S, Arrivals
 from coordinator.admission.decisions import Reason
 from coordinator.nodes.registry import Member, Registry
-from coordinator.pools.desired import POOLS, DesiredNodes
+from coordinator.pools.desired import POOLS, DesiredNodes, PoolDemand
 from coordinator.pools.loads import PoolLoads
+from coordinator.pools.lookahead import LookAhead
 from coordinator.pools.rebalancer import Rebalancer
 from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.pools.standby import StandbyNodes
+from coordinator.pools.starts import Starts
 from coordinator.routing.router import NodeOutlook
 from coordinator.status import ROLES
 from pdserve.commands.cluster.autoscale import ScaleStep, next_steps
@@ -51,6 +55,9 @@ class Promises:
     """What was promised, and that nobody is refused."""
 
     num_refused: Mapping[Reason, int] = {}
+
+    def __init__(self) -> None:
+        self.arrivals = Arrivals()
 
     def tightest(self, now_s: float) -> tuple[float, float]:
         return TTFT_S, TPOT_S
@@ -90,6 +97,7 @@ class World:
     first: Mapping[NodeRole, int]
     load: Load
     sleep_after_s: float = 0.0
+    foresees: bool = True  # False: only what is now counts
     clock: ManualClock = field(default_factory=ManualClock)
     told: list[tuple[float, str]] = field(default_factory=list)  # (when, what was decided)
 
@@ -97,13 +105,23 @@ class World:
         self.registry = Registry()
         self.processes: dict[str, Process] = {}
         self.random = random.Random(1)
-        self.arrived = self.served = 0.0  # requests
+        self.arrived = self.served = self.missed = 0.0  # requests
+        self.node_s = 0.0  # of all processes, whatever they do
+        self.promises = Promises()
         self.line = 0.0  # requests that wait for nodes
         self.queue_s = 0.0  # work of prompts
         self.streams = 0.0
         self.changes = RoleChanges(self.registry, "disaggregated", CoordinatorMetrics())
-        self.loads = PoolLoads(self.registry, Promises(), self._outlook, self.clock)
-        self.desired = DesiredNodes(self.clock, self.sleep_after_s)
+        self.loads = PoolLoads(self.registry, self.promises, self._outlook, self.clock)
+        starts = Starts(
+            self.registry, self.changes, self.clock, lambda: self.desired.numbers, flips=True
+        )
+        ahead = LookAhead(
+            self.promises.arrivals, self.clock, starts.until_next_s, dict.fromkeys(NodeRole, 1.0)
+        )
+        self.desired = DesiredNodes(
+            self.clock, self.sleep_after_s, ahead.at if self.foresees else nothing_foreseen
+        )
         self.rebalancer = Rebalancer(self.clock)
         self.standby = StandbyNodes(
             self.registry, self.changes, lambda: self.desired.numbers, lambda: True, flips=True
@@ -137,11 +155,18 @@ class World:
         """What was decided since then, but for which node."""
         return Counter(what.rpartition(" ")[0] for at_s, what in self.told if at_s >= since_s)
 
+    @property
+    def attainment(self) -> float:
+        """The share of the requests that kept both promises."""
+        return 1 - self.missed / self.arrived
+
     # ---- users, and the work of nodes ----------------------------------------------------------
 
     def _work(self) -> None:
         factor = 1 + self.load.noise * self.random.uniform(-1, 1)
         come = self.load.rate * factor * HEARTBEAT_S
+        for _ in range(int(self.arrived + come) - int(self.arrived)):
+            self.promises.arrivals.observe("", self.load.prompt_s, self.clock.now())
         self.arrived += come
         self.line += come
         if self.ready(P) and self.ready(D):
@@ -156,6 +181,15 @@ class World:
             ended = self.streams * min(1.0, HEARTBEAT_S / life_s)
             self.streams -= ended
             self.served += ended
+        self.node_s += HEARTBEAT_S * len(self.processes)
+        self.missed += come * self._is_late()
+
+    def _is_late(self) -> bool:
+        """Whether a request that comes now misses a promise."""
+        if not (self.ready(P) and self.ready(D)):
+            return True
+        waits_s, gap_s = self.queue_s / self.ready(P), _step_s(self.streams / self.ready(D))
+        return waits_s + self.load.prompt_s > TTFT_S or gap_s > TPOT_S
 
     def _beat(self, process: Process) -> None:
         """A node reports, and carries out what it was told."""
@@ -187,7 +221,7 @@ class World:
     def _coordinate(self) -> None:
         """As the coordinator at every heartbeat."""
         num_orders = self._num_orders()
-        turn = self.rebalancer.tick(self.loads.look())
+        turn = self.rebalancer.tick(self.loads.look(), self.desired.numbers)
         if turn is not None:
             carry_out(turn, self.changes, self.desired)
             self._tell(f"flip {turn.node_id} to {ROLES[turn.role]}")
@@ -260,6 +294,20 @@ class World:
 
     def _tell(self, what: str) -> None:
         self.told.append((self.clock.now(), what))
+
+
+def nothing_foreseen(role: NodeRole, demand: PoolDemand) -> None:
+    """As Foresee."""
+
+
+def by_day(now_s: float) -> float:
+    """Requests/s: from 1 at night to 8 in the afternoon."""
+    return 1.0 + 7.0 * sin(pi * (now_s % DAY_S) / DAY_S) ** 2
+
+
+def at_noon(now_s: float) -> float:
+    """2 requests/s, and 8 in one hour of each day."""
+    return 8.0 if DAY_S / 2 <= now_s % DAY_S < DAY_S / 2 + 3600 else 2.0
 
 
 def _step_s(batch: float) -> float:
@@ -338,3 +386,51 @@ def test_a_node_that_is_lost_is_replaced_by_the_one_on_standby_at_once() -> None
     assert cast("SetRole", said_to(standby)[-1]).role is D, "before anything else happens"
     world.run(1.0)
     assert world.ready(D) == 1
+
+
+def around_noon(*, foresees: bool) -> World:
+    """The hour in which load is four times as high, on the second day."""
+    clock = ManualClock()
+    world = World(
+        Scale(1, 6), {P: 1, D: 1}, Load(2.0, 0.35, noise=0.2), foresees=foresees, clock=clock
+    )
+    number, sent, begins_s = 0.0, 0, 1.5 * DAY_S - 300
+    while clock.now() < begins_s:  # what is known of the day before
+        number += 10 * at_noon(clock.now())
+        for _ in range(int(number) - sent):
+            world.promises.arrivals.observe("", 0.35, clock.now())
+        sent = int(number)
+        clock.advance(10.0)
+        world.promises.arrivals.look(clock.now())
+    world.told.clear()
+    for process in world.processes.values():
+        process.loaded_s = 0.0
+    while clock.now() < begins_s + 900:
+        world.load.rate = at_noon(clock.now())
+        world.run(10.0)
+    return world
+
+
+def test_what_repeats_daily_is_met_before_it_comes() -> None:
+    ahead, behind = around_noon(foresees=True), around_noon(foresees=False)
+    noon_s = 1.5 * DAY_S
+    started = [at_s - noon_s for at_s, what in ahead.told if what.startswith("standby begins")]
+    assert -2 * LOAD_S - 60 < started[0] < 0, ahead.told
+    assert behind.missed > 100
+    assert ahead.missed < 0.2 * behind.missed
+    assert ahead.node_s < 1.2 * behind.node_s
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("foresees", [True, False])
+def test_a_day_brings_few_changes_and_each_pool_follows(foresees: bool) -> None:
+    world = World(Scale(1, 6), {P: 1, D: 1}, Load(1.0, 0.35, noise=0.3), foresees=foresees)
+    for _ in range(round(DAY_S / 30)):
+        world.load.rate = by_day(world.clock.now())
+        world.run(30)
+    begun = world.happened()["standby begins"] + world.happened()["start"]
+    assert 2 <= begun <= 12, world.told
+    assert world.happened()["retire"] <= begun + 2
+    assert world.attainment > 0.99
+    assert world.node_s < 0.75 * 6 * DAY_S
