@@ -29,6 +29,8 @@ class BadServer(ThreadingHTTPServer):
         self.starts: list[int] = []  # of answers that begin within a file
         self.most_bytes: int | None = None  # of an answer's body; then the connection breaks
         self.most_gets: int | None = None  # of one file; later ones break before they answer
+        self.num_silent = 0  # first answers of a file that say no more after `most_bytes`
+        self.is_over = threading.Event()  # what they wait for
         self.is_down = False
         self.gate = threading.Event()  # what answers wait for
         self.gate.set()
@@ -117,6 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
         is_file = self.command == "GET" and "list-type" not in self.path and status < 300
         if is_file and server.most_bytes is not None and len(data) > server.most_bytes:
             self.wfile.write(data[: server.most_bytes])
+            if num_gets <= server.num_silent:
+                server.is_over.wait(60)
             self.close_connection = True
         else:
             self.wfile.write(data)

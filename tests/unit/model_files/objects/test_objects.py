@@ -13,7 +13,7 @@ import pytest
 
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
-from pdserve.model_files.objects import download, snapshot
+from pdserve.model_files.objects import download, opening, snapshot
 from pdserve.model_files.objects.opening import open_store
 from pdserve.shared.errors import ConfigError, ModelError
 from pdserve.shared.process.may_pass import NotNow
@@ -94,6 +94,20 @@ def test_what_breaks_off_goes_on_where_it_was(server: BadServer) -> None:
     assert_whole(resolve_checkpoint(url_of(server)))
     size = (CHECKPOINT_PATH / WEIGHTS).stat().st_size
     assert size >> 20 <= server.num_gets(WEIGHTS) <= 3 * (size >> 20)
+
+
+@pytest.mark.long
+def test_a_server_that_falls_silent_is_asked_again(
+    server: BadServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "SILENCE_S", 3)
+    server.most_bytes, server.num_silent = 3 << 20, 1
+    try:
+        assert_whole(resolve_checkpoint(url_of(server)))
+    finally:
+        server.is_over.set()
+    assert server.num_gets(WEIGHTS) >= 2
+    assert 0 < server.starts[-1] <= 3 << 20, "it goes on where it was"
 
 
 def test_the_next_process_goes_on_where_one_ended(
