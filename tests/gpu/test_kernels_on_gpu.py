@@ -17,7 +17,7 @@ from pdserve.engine.cuda.attention.catalog import KINDS, AttentionNeeds
 from pdserve.engine.cuda.attention.triton_attention import TritonAttention
 from tests.kernels.cases import DTYPES, Shape, alone, make_case, requests, shapes
 from tests.matrix import examples
-from tests.unit.engine_cuda import checks
+from tests.unit.engine_cuda import checks, recurrent_checks
 
 CUDA = torch.device("cuda")
 WINDOWS = st.one_of(st.none(), st.integers(1, 200))
@@ -93,3 +93,9 @@ def test_cache_writes(sizes, has_norm: bool, dtype: torch.dtype) -> None:
     num_kv_heads, group_size, head_dim, block_size = sizes
     shape = Shape(num_kv_heads, group_size, head_dim, block_size, dtype=dtype)
     checks.check_rotate_and_write(shape, has_norm, CUDA)
+
+
+def test_states() -> None:
+    recurrent_checks.check_cpus_and_gpus_go_on_with_what_the_other_has_left(CUDA)
+    recurrent_checks.check_bits_depend_on_no_batch_and_no_chunk(CUDA)
+    recurrent_checks.check_a_state_is_kept_behind_any_row(CUDA)
