@@ -6,6 +6,7 @@ from typing import Final
 
 from decode_node.policies.decodes_first import DecodesFirst, MaxBatch, TpotCap
 from decode_node.policies.interface import DecodePolicy
+from decode_node.policies.shortest_remaining import ShortestRemaining
 from decode_node.policies.slack_batch import SlackBatch
 from decode_node.policies.static import Static
 from pdserve.measured.perf_model import PerfModel
@@ -20,6 +21,7 @@ _POLICIES: Final[dict[str, type[DecodesFirst]]] = {
     "tpot-cap": TpotCap,
     "slack-batch": SlackBatch,
     "static": Static,
+    "shortest-remaining": ShortestRemaining,
 }
 
 

@@ -30,7 +30,12 @@ class DecodesFirst(ABC):
     """
 
     def __init__(
-        self, policy: PolicyConfig, engine: EngineConfig, perf: PerfModel, clock: Clock
+        self,
+        policy: PolicyConfig,
+        engine: EngineConfig,
+        perf: PerfModel,
+        clock: Clock,
+        make_line: type[DecodeLine] = DecodeLine,
     ) -> None:
         self.max_batch_size = engine.max_batch_size
         self.pace = Pace(perf, clock, policy.default_tpot_s)
@@ -39,7 +44,7 @@ class DecodesFirst(ABC):
         self._sizes = BatchSizes(
             perf, engine.token_budget, policy.prefill_chunk, gives_way=order.rule.gives_way
         )
-        self.line = DecodeLine(order, shares, self.pace)
+        self.line = make_line(order, shares, self.pace)
         self.prompts = LocalPrompts(
             self.pace, self.line, engine.token_budget, engine.max_batch_size, policy.local_chunk
         )

@@ -90,10 +90,14 @@ class DecodeLine:
                 self._shares.rank(targets),
                 (request in lost) is not is_turn_of_lost,
                 is_elsewhere,
-                request.lifecycle.received_s,
+                self.after(request, queues),
             )
 
         return min(in_line, key=rank)
+
+    def after(self, request: Request, queues: Queues) -> float:
+        """Return what decides between equals; the least goes first."""
+        return request.lifecycle.received_s
 
     def charge_chunks(self, rows: Sequence[Scheduled], seconds: float) -> None:
         """Charge the payers of these prompt chunks for `seconds` of a step."""

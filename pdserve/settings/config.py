@@ -42,7 +42,7 @@ Mode = Literal["disaggregated", "colocated", "adaptive", "flowing", "multiplexed
 # Those whose nodes are all decode nodes, and compute the prompts of their streams.
 ONE_POOL: Final[tuple[Mode, ...]] = ("colocated", "multiplexed")
 PrefillPolicyName = Literal["fcfs-budget", "sjf-aging", "edf-slack", "buckets", "laps"]
-DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static"]
+DecodePolicyName = Literal["max-batch", "tpot-cap", "slack-batch", "static", "shortest-remaining"]
 Headroom = Literal["greedy", "reserve-static", "reserve-dynamic"]
 RouterName = Literal[
     "predicted",

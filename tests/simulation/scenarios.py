@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -75,15 +75,19 @@ def decode_only(
     machine: Machine = A100_13B,
     believed: PerfModel | None = None,
     victims: Victims | None = None,
+    expected: Callable[[Call], int] = lambda call: 0,
 ) -> Run:
-    """Run one decode node that receives prefilled prompts; `victims` replaces its own rule."""
+    """Run one decode node that receives prefilled prompts; `victims` replaces its own rule.
+
+    `expected`: tokens that its coordinator expects of an answer; 0: unknown.
+    """
     events = Events()
     source = Node("source", NodeRole.PREFILL, INSTANT, events, PolicyConfig())
     node = Node(
         "decode", NodeRole.DECODE, machine, events, policy, believed=believed, victims=victims
     )
     cluster = Cluster(events, [source, node])
-    return Run(scored(cluster, Straight(cluster, source, node), calls), node)
+    return Run(scored(cluster, Straight(cluster, source, node, expected), calls), node)
 
 
 def colocated(calls: Iterable[Call], policy: PolicyConfig, machine: Machine = A100_13B) -> Run:

@@ -80,6 +80,27 @@ def test_relaxed_streams_skip_steps_for_tight_ones():
 
 
 @pytest.mark.long
+def test_short_answers_that_join_first_keep_more_promises_where_places_are_few():
+    """Each kind is expected to be as long as it usually is."""
+    slo, usual = Slo(name="a", tpot_s=0.06), {"s": 35, "l": 650}
+    load = merged(
+        calls("s", poisson(2.8, 120, seed=1), uniform(300, 800), uniform(10, 60), slo),
+        calls("l", poisson(1.2, 120, seed=2), uniform(300, 800), uniform(400, 900), slo),
+    )
+    few_places = replace(A100_13B, max_batch_size=32)
+    scores = [
+        decode_only(
+            load, decode_policy(name), few_places, expected=lambda call: usual[call.call_id[0]]
+        ).score
+        for name in ("tpot-cap", "shortest-remaining")
+    ]
+    in_turn, shortest = scores
+    assert 1 - shortest.attainment < 0.8 * (1 - in_turn.attainment)
+    longest_s = [max(o.token_times_s[-1] - o.call.at_s for o in score.served) for score in scores]
+    assert longest_s[1] < 1.2 * longest_s[0], "long ones do not starve"
+
+
+@pytest.mark.long
 def test_batches_that_run_to_their_end_lose_to_those_made_anew_at_each_step():
     static = decode_only(chats(3), decode_policy("static")).score
     continuous = decode_only(chats(3), decode_policy("max-batch")).score

@@ -61,7 +61,7 @@ def test_the_example_s_policies_are_chosen_by_name(packages: Path) -> None:
     ("section", "field", "known"),
     [
         ("policy", "prefill_policy", "fcfs-budget, sjf-aging, edf-slack, buckets, laps"),
-        ("policy", "decode_policy", "max-batch, tpot-cap, slack-batch, static"),
+        ("policy", "decode_policy", "max-batch, tpot-cap, slack-batch, static, shortest-remaining"),
         ("routing", "router", "ppd, prfaas, stickiest"),
     ],
 )
