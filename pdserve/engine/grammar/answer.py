@@ -25,7 +25,6 @@ class Answer:
     cost_s: float | None = None  # CPU time of its last mask; None: none was computed here
     spent_s: float = 0.0  # beside steps
     ahead: MaskAhead | None = None
-    has_drafts: bool = False  # its position went along drafts, and returned
     may_have_drafts: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,14 +45,8 @@ class Answer:
 
     def write(self, bits: npt.NDArray[np.int32]) -> None:
         """Advance by the request's new tokens, and write the next mask. Raises GrammarFailed."""
-        try:
-            self._advance()
-            self.position.fill(bits)
-        except GrammarFailed:
-            if not self.has_drafts:
-                raise
-            self._start_anew()  # what is found along drafts counts against the library's limits
-            self.write(bits)
+        self._advance()
+        self.position.fill(bits)
 
     # ---- drafts --------------------------------------------------------------------------------
 
@@ -62,11 +55,10 @@ class Answer:
 
         To be called after `write`.
         """
-        self.has_drafts = True
         try:
             self.position.fill_ahead(self.request.draft, bits)
         except GrammarFailed:
-            self._start_anew()
+            self.may_have_drafts = False
 
     def allowed(self, token_ids: Sequence[int]) -> Sequence[int]:
         """Return the first of these tokens, as far as they may come next."""
@@ -92,7 +84,7 @@ class Answer:
 
     def _start_anew(self) -> None:
         self.position = _new_position(self.request)
-        self.has_drafts = self.may_have_drafts = False
+        self.may_have_drafts = False
 
 
 def grammar_of(request: Request) -> CompiledGrammar:

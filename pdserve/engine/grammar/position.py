@@ -47,11 +47,11 @@ class Position:
         """
         if self.num_tokens == 0 and self._first:
             bits[:] = np.frombuffer(self._first, dtype=np.int32)
-            self._allow_ends(bits)
+            self._allow_ends(self._matcher, bits)
         else:
-            self._fill(bits)
+            self._fill(self._matcher, bits)
 
-    # ---- drafts: tokens that may come, from which it returns -----------------------------------
+    # ---- drafts: tokens that may come, along which a copy goes ---------------------------------
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """Return how many of these may come next, one after the other. Raises GrammarFailed."""
@@ -73,26 +73,23 @@ class Position:
             bits: [num_tokens, num_words], zeros.
 
         Raises:
-            GrammarFailed: as `fill`; it may be lost then.
+            GrammarFailed: as `fill`.
         """
-        matcher, num_consumed = self._matcher, 0
+        # Rolled back, llguidance 1.9.1 may take what comes then for what was there: a value's
+        # string, say, for the name that a draft had begun.
+        matcher = self._matcher.deep_copy()
         for token_id, mask in zip(token_ids, bits, strict=True):
-            if not matcher.consume_token(token_id):
+            if not matcher.consume_token(token_id) or matcher.is_stopped():
                 break
-            num_consumed += 1
-            if matcher.is_stopped():
-                break
-            self._fill(mask)
-        if not matcher.rollback(num_consumed):
-            raise GrammarFailed("the matcher does not return from a draft")
+            self._fill(matcher, mask)
 
-    def _fill(self, bits: npt.NDArray[np.int32]) -> None:
-        self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        check(self._matcher)
-        self._allow_ends(bits)
+    def _fill(self, matcher: llguidance.LLMatcher, bits: npt.NDArray[np.int32]) -> None:
+        matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        check(matcher)
+        self._allow_ends(matcher, bits)
 
-    def _allow_ends(self, bits: npt.NDArray[np.int32]) -> None:
-        if self._end_ids and self._matcher.is_accepting():
+    def _allow_ends(self, matcher: llguidance.LLMatcher, bits: npt.NDArray[np.int32]) -> None:
+        if self._end_ids and matcher.is_accepting():
             for token_id in self._end_ids:
                 bits.view(np.uint32)[token_id // WORD_BITS] |= np.uint32(1 << token_id % WORD_BITS)
         if not bits.any():

@@ -153,7 +153,7 @@ SLIPS = {
         EngineCore, "end_step", "num_tokens = 1 + len(token.after)", "pass"
     ),
     "a grammar goes along a draft, and along its token again": Bug(
-        Position, "fill_ahead", "matcher.rollback(num_consumed)", "True"
+        Position, "fill_ahead", "self._matcher.deep_copy()", "self._matcher"
     ),
 }
 
