@@ -423,9 +423,9 @@ def test_what_repeats_daily_is_met_before_it_comes() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("foresees", [True, False])
-def test_a_day_brings_few_changes_and_each_pool_follows(foresees: bool) -> None:
-    world = World(Scale(1, 6), {P: 1, D: 1}, Load(1.0, 0.35, noise=0.3), foresees=foresees)
+def test_a_day_brings_few_changes_and_each_pool_follows() -> None:
+    """At the peak it is six processes, one of them on standby; on average one fewer."""
+    world = World(Scale(1, 6), {P: 1, D: 1}, Load(1.0, 0.35, noise=0.3))
     for _ in range(round(DAY_S / 30)):
         world.load.rate = by_day(world.clock.now())
         world.run(30)
@@ -433,4 +433,4 @@ def test_a_day_brings_few_changes_and_each_pool_follows(foresees: bool) -> None:
     assert 2 <= begun <= 12, world.told
     assert world.happened()["retire"] <= begun + 2
     assert world.attainment > 0.99
-    assert world.node_s < 0.75 * 6 * DAY_S
+    assert world.node_s < 5.1 * DAY_S
