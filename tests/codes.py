@@ -9,10 +9,12 @@ import numpy as np
 from pdserve.model_files.coding import SUPER_INPUTS, Codes, Coding, Rounded, ScaleType
 
 TWO_LEVELS: Final = ScaleType.TWO_LEVELS
+NESTED: Final = Coding(4, 32, 0, ScaleType.NESTED, True)
 CODINGS: Final = [  # each width, scale and group
     Coding(4, 32, 8),
     Coding(4, 128, 0, ScaleType.FLOAT32, True),
     Coding(4, 32, 0, TWO_LEVELS, True),
+    NESTED,
     Coding(5, 32, 16),
     Coding(5, 16, 16, ScaleType.FLOAT32),
     Coding(6, 16, 32, TWO_LEVELS),
@@ -28,6 +30,8 @@ def random_codes(coding: Coding, num_rows: int, num_columns: int, seed: int = 0)
     """Weights of about 1."""
     random = np.random.default_rng(seed)
     size = 1 << coding.bits
+    if coding == NESTED:
+        return _random_nested(num_rows, num_columns, random)
 
     def numbers(least: float, most: float) -> Any:
         shape = (num_rows, num_columns // coding.group)
@@ -47,4 +51,19 @@ def random_codes(coding: Coding, num_rows: int, num_columns: int, seed: int = 0)
         numbers(-1, 1) if has_minimums else None,
         supers() if has_supers else None,
         supers() if has_supers and has_minimums else None,
+    )
+
+
+def _random_nested(num_rows: int, num_columns: int, random: np.random.Generator) -> Codes:
+    """Whose integers are -127 to 127."""
+    shape = (num_rows, num_columns // NESTED.group)
+    scales = random.integers(1, 17, shape)
+    minimums = random.integers(15 * scales - 127, 128)
+    supers = random.uniform(0.5 / 64, 2 / 64, (num_rows, -(-num_columns // SUPER_INPUTS)))
+    return Codes(
+        NESTED,
+        random.integers(0, 16, (num_rows, num_columns)).astype(np.uint8),
+        scales.astype(np.int8),
+        minimums.astype(np.int8),
+        supers.astype(np.float16),
     )

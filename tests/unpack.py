@@ -51,12 +51,14 @@ class _Panels:
     def codes(self) -> Codes:
         coding, num_in = self._coding, self._num_in
         counts: list[tuple[int, Any]] = [(num_in // coding.group, coding.scale.dtype)]
-        if coding.scale is ScaleType.TWO_LEVELS:
+        if coding.scale.has_supers:
             counts.insert(0, (-(-num_in // SUPER_INPUTS), np.float16))
-        pairs = [
-            (self._take(*count), self._take(*count) if coding.has_minimums else None)
-            for count in counts
-        ]
+        pairs = []
+        for count, dtype in counts:
+            is_shared = coding.scale is ScaleType.NESTED and dtype is np.float16
+            has_minimums = coding.has_minimums and not is_shared
+            numbers = self._take(count, dtype)
+            pairs.append((numbers, self._take(count, dtype) if has_minimums else None))
         self._place += -self._place % 64
         blocks = [self._block() for _ in range(-(-num_in // 32))]
         assert self._place == self._panels.shape[1], "all of it"

@@ -178,7 +178,8 @@ private:
         switch (coding_.scale) {
             case ScaleType::kFloat16: return half_to_float(read<uint16_t>(start, at));
             case ScaleType::kFloat32: return read<float>(start, at);
-            case ScaleType::kTwoLevels: break;
+            case ScaleType::kTwoLevels:
+            case ScaleType::kNested: break;
         }
         const int64_t super = input / kSuperInputs * kPanelOutputs + lane_;
         return half_to_float(read<uint16_t>(panel_ + supers, super))

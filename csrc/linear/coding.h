@@ -8,11 +8,15 @@
 // they are widened to panels of it (layout.h) just before they are used, and so products have the
 // bits that they would have if the weights had been packed so.
 //
+// Nested codes are of 4 bits, and make such of 8: scales and minimums are integers times a number that
+// 256 inputs share, and scale * code - minimum is -128 to 127 times that. So products of integers have
+// one sum for all of these inputs.
+//
 // A panel is 16 outputs, as ever; one value of each output, side by side, is a row of lanes. A unit
 // is a cache line with a byte for each of 4 inputs of each output: [16][4], as instructions multiply
 // them. In the order in which a product with few rows reads it, since memory is fastest so:
 //     supers     if there are two levels, [num_in / 256] rows of float16, of scales; as many of
-//                minimums
+//                minimums, but for nested codes
 //     scales     [num_in / group] rows
 //     minimums   likewise
 //     codes      from a whole line on, [num_in / 32] blocks of 32 inputs:
@@ -35,6 +39,7 @@ enum class ScaleType {
     kFloat16,
     kFloat32,
     kTwoLevels,  // int8, times a float16 that 256 inputs share
+    kNested,     // likewise; minimums share it, too
 };
 
 // What weights are rounded to.
@@ -47,6 +52,8 @@ struct Coding {
     ScaleType scale;
     bool has_minimums;  // of the same type
     Rounding rounding;
+
+    bool is_nested() const { return scale == ScaleType::kNested; }
 };
 
 constexpr int kBlockInputs = 32;
@@ -74,7 +81,7 @@ namespace {
     const Coding& coding, int64_t num_out, int64_t num_in, bool is_gated) {
     const auto rounded_up = [&](int64_t unit) { return (num_in + unit - 1) / unit; };
     const int64_t half = is_gated ? num_out / 2 : num_out;
-    const bool has_supers = coding.scale == ScaleType::kTwoLevels;
+    const bool has_supers = coding.scale == ScaleType::kTwoLevels || coding.is_nested();
     CodedLayout layout{};
     layout.num_panels = (half + kPanelOutputs - 1) / kPanelOutputs * (is_gated ? 2 : 1);
     layout.num_groups = rounded_up(coding.group);
@@ -84,8 +91,8 @@ namespace {
     const int64_t scales_bytes = layout.num_groups * kPanelOutputs * layout.scale_bytes;
     const int64_t supers_bytes = layout.num_supers * kPanelOutputs * 2;
     layout.super_scales = 0;
-    layout.super_minimums = supers_bytes;
-    layout.scales = layout.super_minimums + (coding.has_minimums ? supers_bytes : 0);
+    layout.super_minimums = coding.is_nested() ? 0 : supers_bytes;
+    layout.scales = supers_bytes * (coding.has_minimums && !coding.is_nested() ? 2 : 1);
     layout.minimums = layout.scales + scales_bytes;
     layout.numbers_end = layout.minimums + (coding.has_minimums ? scales_bytes : 0);
     layout.codes = (layout.numbers_end + kUnitBytes - 1) / kUnitBytes * kUnitBytes;

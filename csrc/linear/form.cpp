@@ -18,11 +18,6 @@ constexpr int64_t kMostTileBytes = 800 << 10;
 constexpr int64_t kConvertRows = 32;
 constexpr int64_t kIntegerRows = 4;
 
-// Up to this many rows, vectors multiply integers as fast as tiles do: of int8, and of codes, which
-// would have to become tiles first.
-constexpr int64_t kMostVectorRows = 4;
-constexpr int64_t kMostVectorRowsOfCodes = 16;
-
 int64_t round_up(int64_t number, int64_t unit) { return (number + unit - 1) / unit * unit; }
 
 const TileKernels* tile_kernels(Variant variant) {
@@ -104,17 +99,22 @@ Form by_type(const Product& product, const Layout& layout, Variant variant) {
         product, layout, kernels.by_float32[type], convert, !product.is_bfloat16, 4, 1);
 }
 
-// Tiles multiply int8, and codes of which 32 share a scale and make exact sums.
-const IntegerTileKernels* integer_tile_kernels(const PackedMatrix& matrix, Variant variant) {
+// Tiles multiply int8, nested codes, and codes of which 32 share a scale and make exact sums.
+const IntegerTileKernels* integer_tile_kernels(const Coding& coding, Variant variant) {
 #if defined(__x86_64__)
-    const bool is_coded = matrix.type == WeightType::kCoded;
-    if (is_coded && (matrix.coding.bits != 4 || matrix.coding.group != kBlockInputs)) return nullptr;
-    if (variant == Variant::kAmx) return is_coded ? &kAmxCodeTileKernels : &kAmxIntegerTileKernels;
-    if (variant == Variant::kAmxEmulated) {
-        return is_coded ? &kAmxEmulatedCodeTileKernels : &kAmxEmulatedIntegerTileKernels;
+    const bool is_emulated = variant == Variant::kAmxEmulated;
+    if (!is_emulated && variant != Variant::kAmx) return nullptr;
+    if (coding.group == 0) {
+        return is_emulated ? &kAmxEmulatedIntegerTileKernels : &kAmxIntegerTileKernels;
+    }
+    if (coding.is_nested()) {
+        return is_emulated ? &kAmxEmulatedNestedTileKernels : &kAmxNestedTileKernels;
+    }
+    if (coding.bits == 4 && coding.group == kBlockInputs) {
+        return is_emulated ? &kAmxEmulatedCodeTileKernels : &kAmxCodeTileKernels;
     }
 #else
-    (void)matrix;
+    (void)coding;
     (void)variant;
 #endif
     return nullptr;
@@ -132,11 +132,8 @@ const IntegerKernels& integer_kernels(Variant variant) {
     return kPortableIntegerKernels;
 }
 
-Form of_integer_tiles(bool is_coded, int64_t num_inputs, const IntegerTileKernels& kernels) {
-    const int64_t row_bytes =
-        is_coded ? tiled_code_row_bytes(num_inputs) : tiled_row_bytes(num_inputs);
-    const int64_t panel_bytes =
-        num_inputs * 2 * kPanelOutputs + num_inputs / kBlockInputs * 2 * kUnitBytes;
+Form of_integer_tiles(int64_t num_inputs, const IntegerTileKernels& kernels) {
+    const int64_t row_bytes = kernels.row_bytes(num_inputs);
     return {
         .multiply = kernels.multiply,
         .convert = nullptr,
@@ -146,7 +143,7 @@ Form of_integer_tiles(bool is_coded, int64_t num_inputs, const IntegerTileKernel
         .num_inputs = num_inputs,
         .rows_together = kTileRows,
         .most_rows = most_tiled_rows(row_bytes),
-        .scratch_bytes = 2 * (is_coded ? panel_bytes : kUnitBytes * kTileRows),
+        .scratch_bytes = kernels.scratch_bytes(num_inputs),
         .widen = nullptr,
     };
 }
@@ -167,11 +164,11 @@ Form of_integers(const Product& product, Variant variant, Call& call) {
         call.coded.block_bytes = 8 * kUnitBytes;
     }
     const int64_t groups = call.coded.num_groups;
+    call.zero = call.coding.is_nested() ? kInt8Zero : call.coding.zero;
     call.layout = {call.layout.num_panels, num_blocks * 8, 4, call.coded.panel_bytes};
-    const IntegerTileKernels* tiles = integer_tile_kernels(matrix, variant);
-    const int64_t most_vector_rows = is_coded ? kMostVectorRowsOfCodes : kMostVectorRows;
-    if (tiles != nullptr && product.num_rows > most_vector_rows) {
-        return of_integer_tiles(is_coded, num_blocks * kBlockInputs, *tiles);
+    const IntegerTileKernels* tiles = integer_tile_kernels(call.coding, variant);
+    if (tiles != nullptr && product.num_rows >= tiles->fewest_rows) {
+        return of_integer_tiles(num_blocks * kBlockInputs, *tiles);
     }
     return {
         .multiply = kernels.multiply,

@@ -161,8 +161,8 @@ void pack_linear_codes(nb::handle packed, int64_t first_row, nb::handle codes, n
         .scales = bytes_of(scales, "scales", num_rows, scales_bytes),
         .minimums = bytes_of(minimums, "minimums", num_rows, has_minimums ? scales_bytes : 0),
         .super_scales = bytes_of(super_scales, "super_scales", num_rows, supers_bytes),
-        .super_minimums =
-            bytes_of(super_minimums, "super_minimums", num_rows, has_minimums ? supers_bytes : 0),
+        .super_minimums = bytes_of(super_minimums, "super_minimums", num_rows,
+            has_minimums && !matrix.coding.is_nested() ? supers_bytes : 0),
     };
     nb::gil_scoped_release release;
     pack_codes(

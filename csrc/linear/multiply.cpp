@@ -97,7 +97,7 @@ struct Job {
         auto* target = static_cast<uint8_t*>(const_cast<void*>(call.x)) + group * group_bytes();
         const int64_t num_in = product->matrix->num_in;
         if (form.quantise != nullptr) {
-            form.quantise(rows, num_in, form.num_inputs, call.coding.zero, target);
+            form.quantise(rows, num_in, form.num_inputs, call.zero, target);
         } else {
             form.convert(rows, num_in, form.num_inputs, target);
         }

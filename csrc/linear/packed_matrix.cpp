@@ -21,7 +21,8 @@ ScaleType scale_type_from(const std::string& name) {
     if (name == "float16") return ScaleType::kFloat16;
     if (name == "float32") return ScaleType::kFloat32;
     if (name == "two_levels") return ScaleType::kTwoLevels;
-    raise_value_error("coding.scale", "float16, float32 or two_levels", name);
+    if (name == "nested") return ScaleType::kNested;
+    raise_value_error("coding.scale", "float16, float32, two_levels or nested", name);
 }
 
 Rounding rounding_from(const std::string& name) {
@@ -79,6 +80,11 @@ Coding coding_from(nb::handle object, int64_t num_in) {
     }
     if (group < kBlockInputs / 2 || kSuperInputs % group != 0) {
         raise_value_error("coding.group", "16, 32, 64, 128 or 256", std::to_string(group));
+    }
+    const bool can_nest = bits == 4 && group == kBlockInputs && coding.zero == 0
+        && coding.has_minimums && coding.rounding == Rounding::kNone;
+    if (coding.is_nested() && !can_nest) {
+        raise_value_error("coding.scale", "nested only of 4 bits by 32 with minimums", "otherwise");
     }
     if (num_in % group != 0) {
         raise_value_error(

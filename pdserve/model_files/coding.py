@@ -31,11 +31,17 @@ class ScaleType(StrEnum):
     FLOAT16 = "float16"
     FLOAT32 = "float32"
     TWO_LEVELS = "two_levels"  # int8, times a float16 that 256 inputs share
+    NESTED = "nested"  # likewise; minimums share it, and scale * code - minimum is int8 times it
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of the number of one group."""
-        return np.dtype("int8" if self is ScaleType.TWO_LEVELS else self.value)
+        return np.dtype("int8" if self.has_supers else self.value)
+
+    @property
+    def has_supers(self) -> bool:
+        """Whether 256 inputs share a number."""
+        return self in (ScaleType.TWO_LEVELS, ScaleType.NESTED)
 
 
 class Rounded(StrEnum):
@@ -64,15 +70,15 @@ class Coding:
     @property
     def unit(self) -> int:
         """Inputs that ranks do not divide."""
-        return SUPER_INPUTS if self.scale is ScaleType.TWO_LEVELS else self.group
+        return SUPER_INPUTS if self.scale.has_supers else self.group
 
     def num_bytes(self, num_out: int, num_in: int) -> int:
         """Size of a packed matrix, without the padding of outputs."""
-        numbers = -(-num_in // self.group) * self.scale.dtype.itemsize
-        if self.scale is ScaleType.TWO_LEVELS:
-            numbers += -(-num_in // SUPER_INPUTS) * 2
+        numbers = -(-num_in // self.group) * self.scale.dtype.itemsize * (1 + self.has_minimums)
+        if self.scale.has_supers:
+            shared = self.scale is ScaleType.NESTED or not self.has_minimums
+            numbers += -(-num_in // SUPER_INPUTS) * (2 if shared else 4)
         blocks = -(-num_in // _BLOCK_INPUTS)
-        numbers *= 1 + self.has_minimums
         numbers += -numbers % 4  # of 16 outputs, codes begin at a whole line
         return num_out * (blocks * self.bits * _BLOCK_INPUTS // 8 + numbers)
 
@@ -111,7 +117,7 @@ class Codes:
     scales: NDArray[Any]  # [rows, groups] float16, float32 or int8
     minimums: NDArray[Any] | None = None  # likewise
     super_scales: NDArray[np.float16] | None = None  # [rows, columns / 256]
-    super_minimums: NDArray[np.float16] | None = None  # likewise
+    super_minimums: NDArray[np.float16] | None = None  # likewise, but for nested ones
 
     @property
     def numbers(self) -> list[NDArray[Any]]:
@@ -126,7 +132,7 @@ class Codes:
         weights = codes.reshape(shape)
         weights *= self._whole(self.scales, self.super_scales)[:, :, None]
         if self.minimums is not None:
-            weights -= self._whole(self.minimums, self.super_minimums)[:, :, None]
+            weights -= self._whole(self.minimums, self._supers_of_minimums)[:, :, None]
         return _rounded(weights, self.coding.rounded).reshape(self.codes.shape)
 
     def rows(self, of: slice | NDArray[np.int64]) -> Codes:
@@ -156,7 +162,8 @@ class Codes:
             super_minimums = None if super_scales is None else np.zeros_like(super_scales)
         if coding.scale is not own.scale:
             scales = self._whole(scales, super_scales)
-            minimums = None if minimums is None else self._whole(minimums, super_minimums)
+            if minimums is not None:
+                minimums = self._whole(minimums, self._supers_of_minimums)
             super_scales = super_minimums = None
         each = own.group // coding.group
         return Codes(
@@ -167,6 +174,11 @@ class Codes:
             super_scales,
             super_minimums,
         )
+
+    @property
+    def _supers_of_minimums(self) -> NDArray[np.float16] | None:
+        is_nested = self.coding.scale is ScaleType.NESTED
+        return self.super_scales if is_nested else self.super_minimums
 
     def _whole(self, numbers: NDArray[Any], supers: NDArray[np.float16] | None) -> Floats:
         """Scales or minimums in float32: [rows, groups]."""

@@ -23,7 +23,7 @@ from pdserve.engine.native.linear import (
 )
 from pdserve.engine.plan.forms import INT8, coded_form
 from pdserve.model_files.coding import Codes, Coding, Rounded
-from tests.codes import CODINGS, random_codes
+from tests.codes import CODINGS, NESTED, random_codes
 from tests.kernels.cases import EACH_VARIANT, VARIANTS
 from tests.kernels.linear_cases import FLOAT_RESULTS, GATED, random_rows, row_counts
 from tests.matrix import examples
@@ -69,11 +69,13 @@ def integers_of(x: Tensor) -> tuple[NDArray[np.int64], Floats]:
 
 def expected_of(x: Tensor, codes: Codes) -> Floats:
     """The product in the documented order, operation by operation in float32: [rows, outputs]."""
+    if codes.coding == NESTED:
+        codes = bytes_of(codes)
     coding = codes.coding
     q, scale_of_x = integers_of(x)
     num_halves = q.shape[1]
     wide = np.zeros((len(codes.codes), num_halves * 16), np.int64)
-    wide[:, : x.shape[1]] = codes.codes
+    wide[:, : x.shape[1]] = codes.codes[:, : x.shape[1]]
     products = np.einsum("ohk,rhk->roh", wide.reshape(len(wide), -1, 16), q)
     products -= coding.zero * q.sum(axis=2)[:, None, :]
     of_x = q.sum(axis=2)
@@ -106,9 +108,20 @@ def expected_of(x: Tensor, codes: Codes) -> Floats:
     return total * scale_of_x[:, None]
 
 
+def bytes_of(codes: Codes) -> Codes:
+    """What nested codes make, padded to whole groups."""
+    assert codes.minimums is not None
+    assert codes.super_scales is not None
+    scales = codes.scales.astype(np.int64).repeat(32, axis=1)
+    numbers = codes.codes * scales - codes.minimums.repeat(32, axis=1)
+    assert np.abs(numbers).max() <= 127
+    padded = np.pad(numbers + 128, ((0, 0), (0, -codes.codes.shape[1] % 256)))
+    return Codes(Coding(8, 256, 128), padded.astype(np.uint8), codes.super_scales)
+
+
 def each_half(ones: Codes, count: int) -> Floats:
     """What 16 inputs are multiplied by: [outputs, count]."""
-    decoded = ones.decoded()[:, ::16]
+    decoded = ones.decoded()[:, ::16][:, :count]
     return np.pad(decoded, ((0, 0), (0, count - decoded.shape[1])))
 
 
@@ -116,7 +129,7 @@ def each_half(ones: Codes, count: int) -> Floats:
 @given(
     coding=st.sampled_from(CODINGS),
     num_out=st.integers(1, 40),
-    num_groups=st.integers(1, 7),
+    num_groups=st.integers(1, 18),
     num_rows=row_counts(),
     num_outliers=st.integers(0, 2),
     seed=st.integers(0, 3),

@@ -182,6 +182,7 @@ HALVES = Coding(4, 32, 8)
         ({"group": 0}, 32, "coding.group: .*found 0"),
         ({"rounded": "float64"}, 32, "coding.rounded: expected float32, float16 or bfloat16"),
         ({}, 40, "num_in: expected a multiple of 32, found 40"),
+        ({"scale": "nested"}, 32, "coding.scale: expected nested only of 4 bits by 32"),
     ],
 )
 def test_an_impossible_coding_is_refused(

@@ -25,6 +25,7 @@ struct Call {
     Layout layout;
     Coding coding;       // of products of integers, as these two are
     CodedLayout coded;
+    int zero;  // taken away from what x is multiplied by: codes, or bytes that nested ones make
     const float* scales;   // [num_panels * 16] of each group of inputs, or null
     int64_t scale_stride;  // between groups; 0: there is one, whose scales are applied at the end
     const float* bias;     // [num_panels * 16] or null

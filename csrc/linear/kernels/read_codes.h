@@ -11,6 +11,7 @@ namespace {
 constexpr int kHalfBlock = kBlockInputs / 2;  // the inputs that certainly share a scale of weights
 constexpr int kBlockUnits = kBlockInputs / 4;
 constexpr int kHalfUnits = kBlockUnits / 2;
+constexpr int64_t kNestedAhead = 8192;  // how far, in bytes, such codes are fetched before their use
 
 PDSERVE_INLINE IntLanes load_bytes(const uint8_t* source) {
 #if defined(__AVX512F__)
@@ -50,7 +51,8 @@ PDSERVE_INLINE PanelNumbers numbers_at(const Coding& coding, const CodedLayout& 
         switch (coding.scale) {
             case ScaleType::kFloat16: found.of[v] = load_halves(row + v * kLanes * 2); break;
             case ScaleType::kFloat32: found.of[v] = load_as<FloatLanes>(row + v * kLanes * 4); break;
-            case ScaleType::kTwoLevels: {
+            case ScaleType::kTwoLevels:
+            case ScaleType::kNested: {
                 const IntLanes bytes = load_bytes(row + v * kLanes) << 24 >> 24;
                 found.of[v] = load_halves(super + v * kLanes * 2)
                     * __builtin_convertvector(bytes, FloatLanes);
@@ -74,6 +76,60 @@ PDSERVE_INLINE PairLanes unit_at(const uint8_t* block, int u, int v) {
     const int line = kHalfUnits + (kUpper == 2 ? half : 0);
     const int shift = kUpper == 1 ? u : at * kUpper;
     return lower | (load_as<PairLanes>(start + line * kUnitBytes) >> shift & kMask) << 4;
+}
+
+// What makes bytes of nested codes, of a group and of vector v: scale * code - minimum, greater by 128.
+class Nesting {
+public:
+    PDSERVE_INLINE Nesting() = default;
+    PDSERVE_INLINE Nesting(const uint8_t* scales, const uint8_t* minimums, int v) {
+        const auto scale = (PairLanes)load_bytes(scales + v * kLanes);
+        const auto minimum = (PairLanes)load_bytes(minimums + v * kLanes);
+        scales_ = (Words)(scale | scale << 16);
+        const PairLanes twice = minimum | minimum << 8;
+        starts_ = (Bytes)splat(uint32_t{0x80808080}) - (Bytes)(twice | twice << 16);
+    }
+
+    // No product is above 255.
+    PDSERVE_INLINE PairLanes bytes_of(PairLanes codes) const {
+        return (PairLanes)((Bytes)((Words)codes * scales_) + starts_);
+    }
+
+private:
+    typedef uint16_t Words __attribute__((vector_size(kLanes * 4)));
+    typedef uint8_t Bytes __attribute__((vector_size(kLanes * 4)));
+
+    Words scales_;
+    Bytes starts_;
+};
+
+// What 256 inputs of a panel share, as float32.
+[[maybe_unused]] void put_super_scales(
+    const CodedLayout& layout, const uint8_t* panel, float* target) {
+    const uint8_t* source = panel + layout.super_scales;
+    for (int64_t i = 0; i < layout.num_supers * kPanelOutputs; i += kLanes) {
+        store(target + i, load_halves(source + 2 * i));
+    }
+}
+
+// Bytes of all units of a panel of nested codes.
+[[maybe_unused]] void widen_nested(
+    const CodedLayout& layout, const uint8_t* panel, int64_t num_blocks, uint8_t* target) {
+    const uint8_t* block = panel + layout.codes;
+    for (int64_t b = 0; b < num_blocks; ++b, block += layout.block_bytes) {
+        prefetch(block + kNestedAhead, static_cast<int>(layout.block_bytes));
+#pragma GCC unroll 4
+        for (int v = 0; v < kPanelVectors; ++v) {
+            const Nesting nesting(panel + layout.scales + b * kPanelOutputs,
+                panel + layout.minimums + b * kPanelOutputs, v);
+#pragma GCC unroll 8
+            for (int u = 0; u < kBlockUnits; ++u) {
+                store(target + u * kUnitBytes + v * kLanes * 4,
+                    nesting.bytes_of(unit_at<4>(block, u, v)));
+            }
+        }
+        target += kBlockUnits * kUnitBytes;
+    }
 }
 
 }  // namespace

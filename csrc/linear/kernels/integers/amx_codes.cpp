@@ -281,11 +281,24 @@ void tile_rows(const Rows& rows, int64_t num_in, int64_t padded, int, void* targ
     }
 }
 
+// Sums of blocks, and the scale, behind two tiles of a block.
+int64_t row_bytes(int64_t num_inputs) {
+    return num_inputs * 4 + (num_inputs / kBlockInputs + 1) * static_cast<int64_t>(sizeof(float));
+}
+
+// Two panels as tiles, and their numbers.
+int64_t scratch_bytes(int64_t num_inputs) {
+    return kPanels * (num_inputs * 2 * kPanelOutputs + num_inputs / kBlockInputs * 2 * kUnitBytes);
+}
+
 }  // namespace
 
 const IntegerTileKernels PDSERVE_OF_THIS_BUILD(CodeTileKernels) = {
     .multiply = multiply_item,
     .tile_rows = tile_rows,
+    .row_bytes = row_bytes,
+    .scratch_bytes = scratch_bytes,
+    .fewest_rows = kTileRows + 1,
 };
 
 }  // namespace pdserve::linear

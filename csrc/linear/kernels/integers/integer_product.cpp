@@ -54,9 +54,10 @@ public:
           coded_(call.coded),
           item_(item),
           num_blocks_(call.layout.num_units * call.layout.unit_inputs / kBlockInputs),
-          group_bytes_(coded_.num_groups * kPanelOutputs * static_cast<int64_t>(sizeof(float))),
-          scaling_(scaling()),
+          num_scales_(coding_.is_nested() ? coded_.num_supers : coded_.num_groups),
+          group_bytes_(num_scales_ * kPanelOutputs * static_cast<int64_t>(sizeof(float))),
           is_wide_(item.num_rows > kMostInlinePasses * kMostIntegerRows && coding_.bits != 8),
+          scaling_(scaling()),
           scratch_(scratch),
           finish_(call) {}
 
@@ -82,15 +83,18 @@ private:
 
     // At scratch: codes as bytes, if they are so; scales; minimums.
     void prepare(const uint8_t* panel, uint8_t* target) const {
-        if (is_wide_) {
+        if (is_wide_ && coding_.is_nested()) {
+            widen_nested(coded_, panel, num_blocks_, target);
+        } else if (is_wide_) {
             widen_codes(
                 coding_.bits, panel + coded_.codes, num_blocks_, coded_.block_bytes, target);
         }
         auto* scales = reinterpret_cast<float*>(target + wide_bytes());
+        if (coding_.is_nested()) return put_super_scales(coded_, panel, scales);
         put_numbers(panel, coded_.scales, coded_.super_scales, scales);
         if (!coding_.has_minimums) return;
         put_numbers(panel, coded_.minimums, coded_.super_minimums,
-            scales + coded_.num_groups * kPanelOutputs);
+            scales + num_scales_ * kPanelOutputs);
     }
 
     void put_numbers(
@@ -107,6 +111,7 @@ private:
 
     Scaling scaling() const {
         if (coded_.num_groups == 0) return Scaling::kNone;
+        if (coding_.is_nested()) return is_wide_ ? Scaling::kBlock : Scaling::kNested;
         if (coding_.group < kBlockInputs) {
             return coding_.has_minimums ? Scaling::kHalvesAndMinimums : Scaling::kHalves;
         }
@@ -125,7 +130,11 @@ private:
         tile.scales = reinterpret_cast<const float*>(prepared + wide_bytes());
         tile.minimums = tile.scales + coded_.num_groups * kPanelOutputs;
         tile.numbers_step = prepared_bytes() / static_cast<int64_t>(sizeof(float));
-        const int group = scaling_ == Scaling::kNone ? kUnscaledInputs : coding_.group;
+        tile.nested_scales = panel_at(first_panel + p) + coded_.scales;
+        tile.nested_minimums = panel_at(first_panel + p) + coded_.minimums;
+        const int group = scaling_ == Scaling::kNone ? kUnscaledInputs
+            : coding_.is_nested()                    ? kSuperInputs
+                                                     : coding_.group;
         tile.blocks_shift = 0;
         while (kBlockInputs << tile.blocks_shift < group) ++tile.blocks_shift;
         tile.sums = sums + p * kPanelOutputs;
@@ -197,9 +206,10 @@ private:
     const CodedLayout& coded_;
     const WorkItem& item_;
     const int64_t num_blocks_;
-    const int64_t group_bytes_;  // of a panel's scales as float32
-    const Scaling scaling_;
+    const int64_t num_scales_;   // of an output, that sums are multiplied by
+    const int64_t group_bytes_;  // of a panel's as float32
     const bool is_wide_;
+    const Scaling scaling_;
     uint8_t* const scratch_;
     const Finish finish_;
 };

@@ -19,6 +19,7 @@ enum class Scaling {
     kBlockAndMinimum,
     kHalves,
     kHalvesAndMinimums,
+    kNested,  // as kBlock, of bytes that are made of codes
 };
 
 constexpr bool has_halves(Scaling scaling) {
@@ -38,6 +39,8 @@ struct IntegerTile {
     const float* scales;    // [groups][16]
     const float* minimums;  // likewise
     int64_t numbers_step;   // floats to the next panel's
+    const uint8_t* nested_scales;    // of nested codes, with the panels' codes
+    const uint8_t* nested_minimums;
     int blocks_shift;       // a group has 2**this blocks
     const uint8_t* next;    // to be fetched: so many bytes a block
     int64_t next_bytes;
@@ -62,7 +65,15 @@ public:
         : tile_(tile), v_(v), block_(block),
           x_(tile.x + b * kLowerBlockBytes),
           upper_(tile.x + tile.num_blocks * kLowerBlockBytes + b * kUpperBytes),
-          group_(has_halves(kScaling) ? 2 * b : b >> tile.blocks_shift) {}
+          group_(has_halves(kScaling) ? 2 * b : b >> tile.blocks_shift) {
+        if constexpr (kScaling == Scaling::kNested) {
+#pragma GCC unroll 4
+            for (int p = 0; p < kPanels; ++p) {
+                const int64_t at = p * tile.codes_step + b * kPanelOutputs;
+                nesting_[p] = Nesting(tile.nested_scales + at, tile.nested_minimums + at, v);
+            }
+        }
+    }
 
     PDSERVE_INLINE void run(Sums& sums, Totals& totals, bool ends_group) const {
         if constexpr (has_halves(kScaling)) {
@@ -181,6 +192,7 @@ private:
 #pragma GCC unroll 4
         for (int p = 0; p < kPanels; ++p) {
             codes[p] = unit_at<kBits>(block + p * tile_.codes_step, u, v_);
+            if constexpr (kScaling == Scaling::kNested) codes[p] = nesting_[p].bytes_of(codes[p]);
         }
     }
 
@@ -190,6 +202,7 @@ private:
     const uint8_t* const x_;
     const uint8_t* const upper_;
     const int64_t group_;
+    Nesting nesting_[kPanels];  // of nested codes
 };
 
 template <Scaling kScaling, int kBits, int kRows, int kPanels>
@@ -267,6 +280,7 @@ IntegerTileFunction pick_integer_tile(Scaling scaling, int bits, int num_rows, i
         case Scaling::kBlockAndMinimum:
             return pick_bits<Scaling::kBlockAndMinimum>(bits, num_rows, num_panels);
         case Scaling::kHalves: return pick_bits<Scaling::kHalves>(bits, num_rows, num_panels);
+        case Scaling::kNested: return pick_panels<Scaling::kNested, 4>(num_rows, num_panels);
         case Scaling::kHalvesAndMinimums: break;
     }
     return pick_bits<Scaling::kHalvesAndMinimums>(bits, num_rows, num_panels);

@@ -9,6 +9,7 @@
 // What follows in float32 has one order and is never fused: for each group of inputs with a scale
 //     y -= minimum * (sum of q over 32 inputs, or 16 if they have a scale of their own)
 //     y += float(sum of (code - zero) * q over the group) * scale of weights
+// Nested codes are 8 bits, scale * code - minimum, of which 256 have a scale.
 // Without groups, it is y += float(sum) for each kUnscaledInputs, as many as 32 bits hold. At last
 // y is multiplied by the row's scale. So a result has the same bits in all builds, whatever is
 // computed beside it.
@@ -54,33 +55,21 @@ struct IntegerKernels {
     QuantiseFunction quantise;  // rows of bfloat16
 };
 
-// Products of integers through tiles. An item begins with a whole tile of rows. `scratch` holds two
-// tiles of weights of int8; of codes, two panels as tiles of bfloat16, and their numbers.
+// Products of integers through tiles. An item begins with a whole tile of rows.
 struct IntegerTileKernels {
     MultiplyFunction multiply;
     QuantiseFunction tile_rows;  // of up to 16 rows
+    int64_t (*row_bytes)(int64_t num_inputs);      // of them, each
+    int64_t (*scratch_bytes)(int64_t num_inputs);  // of an item
+    int64_t fewest_rows;  // with fewer, vectors are as fast
 };
-
-// Bytes of a row of tiles, whose inputs are padded to whole ones of 64 bytes, and of its numbers: of
-// each kUnscaledInputs, and its scale.
-constexpr int kByteTileInputs = 64;
-
-constexpr int64_t tiled_row_bytes(int64_t num_inputs) {
-    const int64_t tiles = (num_inputs + kByteTileInputs - 1) / kByteTileInputs;
-    const int64_t pieces = (num_inputs + kUnscaledInputs - 1) / kUnscaledInputs;
-    return tiles * 2 * kByteTileInputs + (pieces + 1) * static_cast<int64_t>(sizeof(float));
-}
-
-// The same of codes of 4 bits by 32 inputs.
-constexpr int64_t tiled_code_row_bytes(int64_t num_inputs) {
-    const int64_t blocks = num_inputs / kBlockInputs;
-    return num_inputs * 4 + (blocks + 1) * static_cast<int64_t>(sizeof(float));
-}
 
 extern const IntegerTileKernels kAmxCodeTileKernels;
 extern const IntegerTileKernels kAmxEmulatedCodeTileKernels;
 extern const IntegerTileKernels kAmxIntegerTileKernels;
 extern const IntegerTileKernels kAmxEmulatedIntegerTileKernels;
+extern const IntegerTileKernels kAmxNestedTileKernels;
+extern const IntegerTileKernels kAmxEmulatedNestedTileKernels;
 
 extern const IntegerKernels kAvx512VnniIntegerKernels;
 extern const IntegerKernels kAvx2IntegerKernels;
