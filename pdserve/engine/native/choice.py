@@ -203,10 +203,14 @@ def digest_of(
     wide = _numbers(20, 1000)  # each lane, and what is left of the last ones, adds up some
     _native.rms_norm(wide, wide[0].clone(), 1e-5, normed := torch.empty_like(wide), variant)
     results = [out, scores, normed, _attended(variant, type_of_x)]
-    if (is_coded or form.coding is not None) and dtype is not ActivationDtype.FLOAT32:
-        outlying, coded = x[:, :96].clone(), torch.empty(20, 48)
+    if dtype is not ActivationDtype.FLOAT32:
+        outlying = x[:, :96].clone()
         outlying[:, 40] *= 16
-        results.append(linear(outlying, _coded(), coded, LinearResult.STORE_FLOAT, variant))
+        every = [_coded()] if is_coded else []
+        every += [] if form.coding is None else [pack(weight[:, :96], form=form)]
+        for coded in every:
+            out = torch.empty(20, 48)
+            results.append(linear(outlying, coded, out, LinearResult.STORE_FLOAT, variant))
     if has_states:
         results += _gone_on(variant)
     for tensor in results:

@@ -55,6 +55,8 @@ def packed_identity(checkpoint: Checkpoint, plan: ModelPlan, dtype: torch.dtype)
         facts.append([shard.rank, shard.num_ranks, shard.stage, shard.num_stages])
     if plan.form.is_quantised or plan.coded:
         facts.append(f"codes {CODES_FORMAT}")
+    if plan.form.coding is not None:
+        facts.append(repr(plan.form.coding))
     if plan.coded:
         facts.append({name: repr(form.coding) for name, form in plan.coded.items()})
     return json.dumps(facts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from pdserve.model_files.coding import Coding
+from pdserve.model_files.coding import Coding, ScaleType
 
 
 class ActivationDtype(StrEnum):
@@ -92,7 +92,7 @@ INT4: Final = WeightForm(
     frozenset({"cpu"}),
     group=(1, 32),
     scale_bytes=4,
-    coding=Coding(4, 32, has_minimums=True),
+    coding=Coding(4, 32, scale=ScaleType.NESTED, has_minimums=True),
 )
 
 FORMS: Final = {form.name: form for form in (FLOAT32, BFLOAT16, FLOAT16, INT8, FP8, INT4)}
