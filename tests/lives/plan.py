@@ -123,13 +123,14 @@ def make_plan(seed: int, *, modes: tuple[Mode, ...], num_faults: int | None = No
     ]
     paths = dict(zip(NAMES, of_adapters.sample(list(FILES), len(NAMES)), strict=True))
     is_declared = has_adapters and of_adapters.random() < DECLARED
+    invoked_at = of_adapters.choice([0, 2, 9])  # of all prompts, or those of others differ before
     for call in calls if has_adapters else ():
         call.name = of_adapters.choice(["", *NAMES, *NAMES])
         if is_declared and call.name and of_adapters.random() < EARLY:
             call.at_s = of_adapters.uniform(0.0, FIRST_S)
         if of_adapters.random() < INVOKED:
             token_ids = call.answers[0].request.prompt.token_ids  # of all of them
-            token_ids.insert(of_adapters.randrange(len(token_ids) + 1), INVOCATIONS["c" * 32][0])
+            token_ids.insert(invoked_at, INVOCATIONS["c" * 32][0])
     if random.random() < 0.08:
         for told in random.choice(calls).answers:
             told.request.prompt.token_ids.append(POISON)
