@@ -15,6 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from pdserve.commands.bench.adapters.config import AdaptersBenchConfig
 from pdserve.commands.bench.chaos.config import ChaosConfig
 from pdserve.commands.bench.compare.config import CompareConfig
 from pdserve.commands.bench.coordinator.config import CoordinatorBenchConfig
@@ -74,6 +75,7 @@ COMPARISONS: Sequence[Bench] = (
 INSTRUMENTS: Sequence[Bench] = (  # measure one part of pdserve
     Bench("step", "engine step times beside the hardware's limits", StepBenchConfig),
     Bench("drafts", "tokens a second with drafts, against without", DraftsBenchConfig),
+    Bench("adapters", "cost of adapters in a batch, and of cold ones", AdaptersBenchConfig),
     Bench("overhead", "cost of a decode step besides the model", OverheadConfig),
     Bench("transfer", "KV transfer speed, per transport, beside memcpy", TransferConfig),
     Bench(

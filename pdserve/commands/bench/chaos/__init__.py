@@ -4,7 +4,6 @@ config.py        settings
 calls.py         the kinds of calls, each made from a seed, and what a client hears of one
 histories.py     what was heard, judged against the same calls undisturbed
 adapters.py      the adapters that calls name, which come and go
-random_adapter.py  makes them
 faults.py        the kinds of faults
 relay.py         the network between a node and the coordinator: slow, cut or silent
 hosts.py         hosts for the nodes, as network namespaces, which can lose each other

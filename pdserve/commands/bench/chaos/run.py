@@ -28,9 +28,9 @@ from pdserve.commands.bench.chaos.faults import (
 from pdserve.commands.bench.chaos.histories import HUNG, LOST, WRONG
 from pdserve.commands.bench.chaos.hosts import Hosts, address, obstacle, own_hosts
 from pdserve.commands.bench.chaos.measurement import Chaos, ChaosReport, session
-from pdserve.commands.bench.chaos.random_adapter import write_adapter
 from pdserve.commands.bench.chaos.relay import Relay
 from pdserve.commands.bench.chaos.site import OnHosts
+from pdserve.commands.bench.checkpoints.random_adapter import write_adapter
 from pdserve.commands.bench.output import machine_and_date, print_json, print_tables, say
 from pdserve.commands.cluster.child import Child
 from pdserve.commands.cluster.config import ClusterConfig

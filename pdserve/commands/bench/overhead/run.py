@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 from rich.table import Table
 
 from pdserve.commands.bench.cpu_time import starved_seconds
-from pdserve.commands.bench.load.client import group_within, open_client
+from pdserve.commands.bench.load.client import Client, group_within, open_session
 from pdserve.commands.bench.output import print_json, print_tables
 from pdserve.commands.bench.overhead.config import OverheadConfig
 from pdserve.commands.cluster.config import ClusterConfig
@@ -70,9 +71,16 @@ class _Look:
 
 
 async def measure_overhead(
-    url: str, model: str, node: WatchedNode, batch: int, num_tokens: int, deadline_s: float
+    url: str,
+    models: Sequence[str],
+    node: WatchedNode,
+    batch: int,
+    num_tokens: int,
+    deadline_s: float,
 ) -> OverheadRow:
     """Run `batch` streams of `num_tokens` tokens each, and read the decode node's histograms.
+
+    Streams name the models in turns.
 
     Raises:
         ClusterError: a stream broke, the streams were not done within `deadline_s`, or never all
@@ -80,9 +88,11 @@ async def measure_overhead(
     """
     looks: list[_Look] = []
     late = f"{batch} streams were not done within {deadline_s} s"
-    async with open_client(url, model) as client, group_within(deadline_s, late) as tasks:
+    async with open_session() as session, group_within(deadline_s, late) as tasks:
+        clients = [Client(session, url, model) for model in models]
         streams = [
-            tasks.create_task(client.stream(_prompt(index), num_tokens)) for index in range(batch)
+            tasks.create_task(clients[n % len(clients)].stream(_prompt(n), num_tokens))
+            for n in range(batch)
         ]
         pause_s = FIRST_PAUSE_S
         while not any(stream.done() for stream in streams):
@@ -146,7 +156,7 @@ async def _measure(config: OverheadConfig) -> list[OverheadRow]:
         node = WatchedNode(address, running.pid("decode-0"))
         return [
             await measure_overhead(
-                running.url, model, node, batch, config.tokens, config.deadline_s
+                running.url, [model], node, batch, config.tokens, config.deadline_s
             )
             for batch in config.batches
         ]

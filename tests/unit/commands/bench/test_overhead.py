@@ -65,7 +65,7 @@ class Server:
 async def test_only_steps_of_the_whole_batch_count() -> None:
     async with Server(running=[1, 2, 2]).serving() as url:
         node = WatchedNode(url.removeprefix("http://"), os.getpid())
-        row = await measure_overhead(url, "m", node, 2, 1000, 20)
+        row = await measure_overhead(url, ["m"], node, 2, 1000, 20)
     assert (row.batch, row.steps) == (2, STEPS)
     assert row.overhead_ms == pytest.approx(OVERHEAD_S * 1e3)
     assert row.model_ms == pytest.approx(MODEL_S * 1e3)
@@ -77,11 +77,11 @@ async def test_a_batch_that_was_never_together_is_told() -> None:
         with pytest.raises(
             ClusterError, match="2 streams of 1000 tokens were never in the batch together"
         ):
-            await measure_overhead(url, "m", node, 2, 1000, 20)
+            await measure_overhead(url, ["m"], node, 2, 1000, 20)
 
 
 async def test_a_stream_that_breaks_is_told() -> None:
     async with Server([2, 2], last='data: {"error": "node_lost"}').serving() as url:
         node = WatchedNode(url.removeprefix("http://"), os.getpid())
         with pytest.raises(ClusterError, match="node_lost"):
-            await measure_overhead(url, "m", node, 2, 1000, 20)
+            await measure_overhead(url, ["m"], node, 2, 1000, 20)

@@ -18,12 +18,25 @@ from pdserve.engine.models.config import load_model_config
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.model_files.checkpoint import Checkpoint
 
-_RANK: Final = 4
 _STRENGTH: Final = 0.1  # of what is added, where inputs are about 1
 
 
-def write_adapter(folder: Path, checkpoint: Checkpoint, seed: int) -> None:
-    """Write an adapter of attention and MLPs, whose answers differ from the model's.
+def write_adapter(
+    folder: Path,
+    checkpoint: Checkpoint,
+    seed: int,
+    *,
+    rank: int = 4,
+    ends: tuple[str, ...] = ("_proj",),
+) -> None:
+    """Write an adapter whose answers differ from the model's.
+
+    Args:
+        folder: to make.
+        checkpoint: of the model.
+        seed: of its numbers.
+        rank: of all.
+        ends: of the names of its modules; by default attention and MLPs have such.
 
     Raises:
         ModelError: the model's config cannot be read.
@@ -33,11 +46,11 @@ def write_adapter(folder: Path, checkpoint: Checkpoint, seed: int) -> None:
     modules = Targets.of(ModelPlan.of(load_model_config(checkpoint))).modules
     tensors: dict[str, Tensor] = {}
     for name, target in modules.items():
-        if not name.endswith("_proj"):
+        if not name.endswith(ends):
             continue
-        a = torch.randn(_RANK, target.num_in, generator=generator) / math.sqrt(target.num_in)
-        b = torch.randn(target.num_out, _RANK, generator=generator) * _STRENGTH
+        a = torch.randn(rank, target.num_in, generator=generator) / math.sqrt(target.num_in)
+        b = torch.randn(target.num_out, rank, generator=generator) * _STRENGTH
         tensors |= {f"{PREFIX}{name}.lora_A.weight": a, f"{PREFIX}{name}.lora_B.weight": b}
     save_file(tensors, folder / WEIGHTS_FILE)
-    config = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
     (folder / CONFIG_FILE).write_text(json.dumps(config))
