@@ -326,7 +326,9 @@ class Adapters:
             try:
                 await self.load(name, path)
             except PdserveError as error:
-                log.error("adapter %s, which the settings name, is not served: %s", name, error)
+                level = logging.WARNING if isinstance(error, AdaptersFull) else logging.ERROR
+                said = "adapter %s, which the settings name, is not served: %s"
+                log.log(level, said, name, error)
                 self.failures["", name] = error.message
                 self._not_before_s[name] = self._clock.now() + DECLARED_S
             else:
