@@ -19,8 +19,8 @@ from typing import Final
 from rich.table import Table
 
 from pdserve.commands.bench.adapters.config import AdaptersBenchConfig, AdaptersReport, Turn
+from pdserve.commands.bench.adapters.random_adapter import write_adapter
 from pdserve.commands.bench.checkpoints.named import checkpoint_of
-from pdserve.commands.bench.checkpoints.random_adapter import write_adapter
 from pdserve.commands.bench.load.client import PLAIN_IDS, Client, group_within, open_session
 from pdserve.commands.bench.output import machine_and_date, print_json, print_tables, say
 from pdserve.commands.bench.overhead.run import WatchedNode, measure_overhead

@@ -14,6 +14,7 @@ import numpy as np
 from aiohttp import ClientSession
 from rich.table import Table
 
+from pdserve.commands.bench.adapters.random_adapter import write_adapter
 from pdserve.commands.bench.chaos import stopped_thread
 from pdserve.commands.bench.chaos.adapters import ChaosAdapters
 from pdserve.commands.bench.chaos.config import ChaosConfig
@@ -30,7 +31,6 @@ from pdserve.commands.bench.chaos.hosts import Hosts, address, obstacle, own_hos
 from pdserve.commands.bench.chaos.measurement import Chaos, ChaosReport, session
 from pdserve.commands.bench.chaos.relay import Relay
 from pdserve.commands.bench.chaos.site import OnHosts
-from pdserve.commands.bench.checkpoints.random_adapter import write_adapter
 from pdserve.commands.bench.output import machine_and_date, print_json, print_tables, say
 from pdserve.commands.cluster.child import Child
 from pdserve.commands.cluster.config import ClusterConfig
