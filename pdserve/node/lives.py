@@ -68,7 +68,7 @@ def plan(
     tier_blocks = make_tier_blocks(config, model)
     on_cpu = model.device.type == "cpu"  # what a GPU keeps of a life is not known
     if place is not None and not on_cpu:
-        raise ConfigError(f"place.ledger: this node computes on {model.device}: add --device cpu")
+        raise ConfigError(f"several places compute on CPUs, not {model.device}: add --device cpu")
     others = other_models(config, name) if on_cpu else []
     return Planned(config, role, model, tier_blocks, name, others, place)
 

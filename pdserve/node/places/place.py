@@ -47,7 +47,7 @@ class Place:
                 f"place {place.place} of {place.ledger} is another process's: give each its own"
             ) from error
         except (OSError, ValueError) as error:
-            raise ConfigError(f"place.ledger {place.ledger}: {error}") from error
+            raise ConfigError(f"ledger of places {place.ledger}: {error}") from error
         return cls(ledger)
 
     def memory_of(self, memory: KvPool) -> PlaceMemory:
