@@ -11,7 +11,7 @@ from tests.cluster.client import Client
 from tests.cluster.fleet import Fleet, cpu_seconds
 
 WATCHED_S = 3.0
-MOST = 0.05  # of one core
+MOST = 0.15  # of one core: each wake is dear on virtual machines that were idle
 
 
 async def test_an_idle_cluster_uses_no_cpu(fleet: Fleet, client: Client) -> None:

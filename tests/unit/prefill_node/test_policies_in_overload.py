@@ -123,7 +123,9 @@ def test_shortest_first_lowers_the_mean_wait(seed: int) -> None:
 def test_short_ones_among_long_ones_are_in_time_if_they_are_given_way_to(seed: int) -> None:
     """Where first come first served makes them wait for the end of a long one."""
     kept = {name: in_time_per_s(name, 0.7, seed, long_share=0.1) for name in NAMES}
-    assert min(kept[name] for name in NAMES if name != "fcfs-budget") > 1.15 * kept["fcfs-budget"]
+    first_come = kept.pop("fcfs-budget")
+    del kept["laps"]  # what no prompt saturates, as here, has no long ones by its rule
+    assert min(kept.values()) > 1.15 * first_come
 
 
 # ---- scenarios ---------------------------------------------------------------------------------
