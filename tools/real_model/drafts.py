@@ -23,7 +23,7 @@ from tools.real_model.speed import BENCH, NotMeasured, json_of
 SETS: Final[tuple[TextSet, ...]] = ("summaries", "edits", "retrieval")
 KINDS: Final = ("NONE", "NGRAM_SIMPLE", "NGRAM_MAP_K", "NGRAM_MAP_K4V", "NGRAM_MOD", "NGRAM_CACHE")
 _TOKENS: Final = 128  # of each answer
-_TEXTS: Final = 8  # of each set
+_TEXTS: Final = 2  # of each set: llama.cpp takes a minute for each kind of its drafts
 _LIMIT_S: Final = 900
 _SCRIPT: Final = Path(__file__).with_name("llama_drafts.py")
 
