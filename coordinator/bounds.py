@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass
 
 from coordinator.adapters.life import MAX_ADAPTERS, MAX_NAME_CHARS
 from coordinator.adapters.life import MAX_BYTES as MAX_ADAPTER_BYTES
+from coordinator.admission.arrivals import MOST_CLASSES
 from coordinator.api.completions import MAX_GENERATED
 from coordinator.api.config import ApiConfig
 from coordinator.api.plan.generations import MAX_ECHOED_TOKENS, MAX_LOGPROBS
@@ -27,6 +28,7 @@ from coordinator.api.read.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBER
 from coordinator.api.server.connection import MAX_HEAD_BYTES
 from coordinator.api.server.outbox import PIECE_BYTES, SHORT_BYTES
 from coordinator.api.server.places import TENANT_SHARE, UNKNOWN_SHARE
+from coordinator.external.endpoint import MOST_AT_A_TIME
 from coordinator.jobs.file_endpoints import MAX_FILE_BYTES
 from coordinator.jobs.lines import MAX_LINES
 from coordinator.jobs.places import PER_NODE
@@ -50,6 +52,7 @@ from coordinator.text.threads import WAIT_S as TURN_WAIT_S
 from coordinator.text.tokenizer import LONG_TEXT_CHARS, PROBED_CHARS
 from pdserve.grammar.budget import ANSWER_CPU_S, MASK_CPU_S, STEP_CPU_S
 from pdserve.grammar.matching import MAX_GRAMMAR_CHARS
+from pdserve.measured.output_lengths import MOST_KINDS
 from pdserve.settings.config import CoordinatorConfig
 
 _API = ApiConfig()
@@ -196,6 +199,20 @@ BOUNDS = (
         "steps (SCHEDULING.md)",
         f"{_CLUSTER.max_inflight} on the nodes, {_CLUSTER.routing.max_waiting} in line",
         "400 for one call; 429 while too many wait",
+    ),
+    Bound(
+        "What is learned of answers and arrivals",
+        "-",
+        "-",
+        f"lengths of {MOST_KINDS} kinds of answers, arrivals of {MOST_CLASSES} classes",
+        "the kind that was not met for longest is forgotten; later classes share one",
+    ),
+    Bound(
+        "Calls at a server elsewhere",
+        "-",
+        "as many as leave a ninth of that for others",
+        f"{MOST_AT_A_TIME} at each",
+        "429",
     ),
     Bound(
         "Work at each sampled token",

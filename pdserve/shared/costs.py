@@ -28,18 +28,24 @@ class Prices(msgspec.Struct, frozen=True):
         """
         found = {"prefill": 1.0, "decode": 1.0}
         for text in texts:
-            pool, _, amount = text.partition("=")
-            try:
-                price = float(amount)
-            except ValueError:
-                price = -1.0
-            if pool.strip() not in found or not 0 < price < inf:
+            pool, price = price_in(text)
+            if pool not in found or not price:
                 raise ValueError(
                     f"{text!r} is no price: write prefill=AMOUNT or decode=AMOUNT, with an amount "
                     "above 0"
                 )
-            found[pool.strip()] = price
+            found[pool] = price
         return cls(**found)
+
+
+def price_in(text: str) -> tuple[str, float]:
+    """Return what NAME=AMOUNT names, and the amount; 0: it is none that a price can be."""
+    name, _, amount = text.partition("=")
+    try:
+        price = float(amount)
+    except ValueError:
+        return name.strip(), 0.0
+    return name.strip(), price if 0 < price < inf else 0.0
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ def commands(
     MODEL stands for the checkpoint that was calibrated, and ADDRESS for the coordinator's.
     """
     mode, pools = f"--mode {deployment.mode} --model MODEL", _pools(deployment)
-    promised = f"--slo-classes {quote(_promised(promise))} --set routing.default_class={_CLASS}"
+    promised = promise_flags(promise)
     settings = {**_engine(calibration, deployment), **_policies(policy)}
     of_nodes = " ".join(f"--set {name}={value}" for name, value in settings.items())
     numbers = " ".join(f"--{role} {number}" for role, number in pools.items())
@@ -75,6 +75,11 @@ def _pools(deployment: Deployment) -> Mapping[str, int]:
 
 def _promised(promise: Promise) -> str:
     return f"{_CLASS} ttft={promise.ttft_s:.6g} tpot={promise.tpot_s:.6g}"
+
+
+def promise_flags(promise: Promise) -> str:
+    """Return the flags of a coordinator with which all requests have this promise."""
+    return f"--slo-classes {quote(_promised(promise))} --set routing.default_class={_CLASS}"
 
 
 def _engine(calibration: Calibration, deployment: Deployment) -> dict[str, object]:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from pdserve.commands.bench.load.promises import Scale
-from pdserve.commands.simulation.devices.catalogue import DEVICES
+from pdserve.commands.simulation.plan.devices.catalogue import DEVICES
 from pdserve.commands.simulation.predict.config import PredictConfig
 from pdserve.settings.config import Mode
 from pdserve.settings.flag_groups import Groups
@@ -39,7 +39,7 @@ class PlanConfig(PredictConfig, frozen=True):
     max_nodes: Annotated[Count, Meta(description="most nodes to consider")] = 8
     price: Annotated[
         list[str],
-        Meta(description=DESCRIPTION),
+        Meta(description=f"{DESCRIPTION}; with --devices h100=2.2"),
     ] = msgspec.field(default_factory=list)
 
     devices: Annotated[
@@ -70,6 +70,13 @@ class PlanConfig(PredictConfig, frozen=True):
             )
         if self.plot and not self.devices:
             raise ConfigError("--plot: only what is planned with --devices has a plot")
+        loads = ("trace", "prefill_calibration", "length_scale")
+        for name in loads if self.devices else ():
+            if getattr(self, name):
+                raise ConfigError(
+                    f"--{name.replace('_', '-')}: not with --devices, whose load is --lengths and "
+                    "--rate, and whose step times are of data sheets"
+                )
 
     @property
     def prices(self) -> Prices:

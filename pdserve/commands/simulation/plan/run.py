@@ -7,11 +7,11 @@ import time
 from pdserve.commands.bench.compare.goodput import Goodput
 from pdserve.commands.bench.load.traces import mean_rate
 from pdserve.commands.bench.output import print_json, print_tables
-from pdserve.commands.simulation.devices import answer as devices
-from pdserve.commands.simulation.devices import shown
 from pdserve.commands.simulation.plan.choice import choose
 from pdserve.commands.simulation.plan.commands import commands, helm_values
 from pdserve.commands.simulation.plan.config import PlanConfig
+from pdserve.commands.simulation.plan.devices import answer as devices
+from pdserve.commands.simulation.plan.devices import shown
 from pdserve.commands.simulation.plan.knee import knee_of
 from pdserve.commands.simulation.plan.report import Best, PlanReport
 from pdserve.commands.simulation.plan.search import Search, front

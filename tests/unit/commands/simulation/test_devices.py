@@ -12,13 +12,13 @@ from pdserve.commands.bench.checkpoints.model_config import model_named
 from pdserve.commands.bench.checkpoints.random_checkpoint import config_of
 from pdserve.commands.bench.checkpoints.shapes import SHAPES
 from pdserve.commands.bench.load.outcome import Promise
-from pdserve.commands.simulation.devices.answer import DevicesReport, answer
-from pdserve.commands.simulation.devices.catalogue import DEVICES
-from pdserve.commands.simulation.devices.plot import tpot_curve
-from pdserve.commands.simulation.devices.roofline import NodeType, calibration_of
-from pdserve.commands.simulation.devices.search import Compared, compare
-from pdserve.commands.simulation.devices.sizing import Load, Sized
 from pdserve.commands.simulation.plan.config import PlanConfig
+from pdserve.commands.simulation.plan.devices.answer import DevicesReport, answer
+from pdserve.commands.simulation.plan.devices.catalogue import DEVICES
+from pdserve.commands.simulation.plan.devices.plot import tpot_curve
+from pdserve.commands.simulation.plan.devices.roofline import NodeType, calibration_of
+from pdserve.commands.simulation.plan.devices.search import Compared, compare
+from pdserve.commands.simulation.plan.devices.sizing import Load, Sized
 from pdserve.commands.simulation.predict.answer import load_calibration
 from pdserve.engine.models.config import parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
@@ -210,6 +210,19 @@ def test_the_plot_is_a_picture(report: DevicesReport) -> None:
 def test_what_cannot_be_planned_is_named(wrong: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         answer(replace(ASKED, **wrong))
+
+
+def test_what_starts_a_node_has_its_cores_and_the_promise() -> None:
+    asked = replace(ASKED, devices=["epyc-9654"], rate=0.5, ttft_s=4.0, tpot_s=0.2, requests=20)
+    commands = next(row.commands for row in answer(asked).rows if row.architecture == "replicate")
+    assert "--slo-classes 'planned ttft=4 tpot=0.2'" in commands[0]
+    assert "--set engine.threads=96 " in commands[1]
+
+
+@pytest.mark.parametrize("name", ["trace", "prefill_calibration"])
+def test_nothing_is_left_out_in_silence(name: str) -> None:
+    with pytest.raises(ConfigError, match="not with --devices"):
+        replace(ASKED, **{name: "file"}).check()
 
 
 def test_only_devices_have_a_plot() -> None:

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pdserve.commands.simulation.devices.search import Choice
-from pdserve.commands.simulation.devices.sizing import Load, Pool, Sized
+from pdserve.commands.simulation.plan.devices.search import Choice
+from pdserve.commands.simulation.plan.devices.sizing import Load, Pool, Sized
 
 _DPI = 120
 _BEYOND = 1.3  # of the knee: so far the curves are drawn

@@ -17,8 +17,8 @@ from typing import Final
 import msgspec
 
 from pdserve.commands.bench.load.outcome import Promise
-from pdserve.commands.simulation.devices.roofline import NodeType
 from pdserve.commands.simulation.machine import Machine
+from pdserve.commands.simulation.plan.devices.roofline import NodeType
 from pdserve.measured.calibration import Calibration
 from pdserve.measured.perf_model import PerfModel, StepShape, chunk_pairs
 from pdserve.rules.batch import SAFETY

@@ -16,20 +16,21 @@ from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.bench.load.scenarios import Lengths, RequestKind, Scenario
 from pdserve.commands.bench.load.workload import SyntheticWorkload
-from pdserve.commands.simulation.devices.catalogue import Device, device_named
-from pdserve.commands.simulation.devices.plot import save_plot
-from pdserve.commands.simulation.devices.search import (
+from pdserve.commands.simulation.plan.commands import engine_settings, promise_flags
+from pdserve.commands.simulation.plan.config import PlanConfig
+from pdserve.commands.simulation.plan.devices.catalogue import Device, device_named
+from pdserve.commands.simulation.plan.devices.plot import save_plot
+from pdserve.commands.simulation.plan.devices.search import (
     ARCHITECTURES,
     Architecture,
     Choice,
     Compared,
     compare,
 )
-from pdserve.commands.simulation.devices.sizing import Load
-from pdserve.commands.simulation.plan.commands import engine_settings
-from pdserve.commands.simulation.plan.config import PlanConfig
+from pdserve.commands.simulation.plan.devices.sizing import Load
 from pdserve.commands.simulation.predict.deployment import Deployment, Rig, run
 from pdserve.commands.simulation.predict.load import Ranged
+from pdserve.shared.costs import price_in
 from pdserve.shared.errors import ConfigError
 
 _GROWTH: Final = 1.1  # of the nodes, if a simulation says that they are too few
@@ -92,7 +93,7 @@ def answer(config: PlanConfig) -> DevicesReport:
     for architecture in ARCHITECTURES:
         if (choice := best.get(architecture)) is not None:
             best[architecture], simulated = _simulated(config, choice, load)
-            rows.append(_row(best[architecture], simulated))
+            rows.append(_row(best[architecture], simulated, load.promise))
     compared = replace(compared, best=best)
     chosen = compared.chosen
     if chosen is not None and config.plot:
@@ -132,14 +133,10 @@ def _prices(config: PlanConfig, devices: list[Device]) -> dict[str, float]:
     """Return what an hour of each costs: as assumed, or as told by its short name."""
     prices = {device.name: device.price for device in devices}
     for text in config.price:
-        name, _, amount = text.partition("=")
-        try:
-            price = float(amount)
-        except ValueError:
-            price = -1.0
-        if not 0 < price < float("inf"):
+        name, price = price_in(text)
+        if not price:
             raise ConfigError(f"--price {text!r}: write DEVICE=AMOUNT, with an amount above 0")
-        prices[device_named(name.strip()).name] = price
+        prices[device_named(name).name] = price
     return prices
 
 
@@ -210,20 +207,20 @@ def _case(load: Load) -> CompareCase:
     )
 
 
-def _row(choice: Choice, simulated: Simulated) -> Row:
+def _row(choice: Choice, simulated: Simulated, promise: Promise) -> Row:
     return Row(
         choice.architecture,
         choice.text,
         choice.price,
         [pool.limit for _, pool in choice.pools],
         simulated,
-        list(_commands(choice)),
+        _commands(choice, promise),
     )
 
 
-def _commands(choice: Choice) -> list[str]:
+def _commands(choice: Choice, promise: Promise) -> list[str]:
     mode = "colocated" if len(choice.pools) == 1 else "disaggregated"
-    lines = [f"pdserve coordinator --mode {mode}"]
+    lines = [f"pdserve coordinator --mode {mode} {promise_flags(promise)}"]
     for sized, pool in choice.pools:
         role = "decode" if pool.what == "both" else pool.what
         settings = engine_settings(sized.calibration)

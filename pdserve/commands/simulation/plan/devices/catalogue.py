@@ -32,6 +32,7 @@ class Device(msgspec.Struct, frozen=True):
     network_bytes_per_s: float  # to other hosts
     in_host: int  # devices of a host
     price: float  # an hour
+    cores: int = 8  # that compute, on a GPU those of its process
 
 
 DEVICES: Final = {
@@ -52,10 +53,10 @@ DEVICES: Final = {
         "L40S", "cuda", 48 * _GB, 0.864 * _TERA, 362 * _TERA, 32 * _GB, 25 * _GB, 8, 1.0
     ),
     "xeon-8480": Device(  # AMX: 2,048 FLOPs a cycle and core, 56 cores, 2 GHz
-        "Xeon 8480+", "cpu", 512 * _GB, 307 * _GB, 229 * _TERA, 50 * _GB, 12.5 * _GB, 2, 1.5
+        "Xeon 8480+", "cpu", 512 * _GB, 307 * _GB, 229 * _TERA, 50 * _GB, 12.5 * _GB, 2, 1.5, 56
     ),
     "epyc-9654": Device(  # AVX-512: 128 bfloat16 FLOPs a cycle and core, 96 cores, 2.4 GHz
-        "EPYC 9654", "cpu", 768 * _GB, 461 * _GB, 29 * _TERA, 50 * _GB, 12.5 * _GB, 2, 1.8
+        "EPYC 9654", "cpu", 768 * _GB, 461 * _GB, 29 * _TERA, 50 * _GB, 12.5 * _GB, 2, 1.8, 96
     ),
 }
 

@@ -13,9 +13,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from pdserve.commands.simulation.devices.catalogue import Device
-from pdserve.commands.simulation.devices.roofline import NodeType, calibration_of
-from pdserve.commands.simulation.devices.sizing import MOST_NODES, Load, NotServed, Pool, Sized
+from pdserve.commands.simulation.plan.devices.catalogue import Device
+from pdserve.commands.simulation.plan.devices.roofline import NodeType, calibration_of
+from pdserve.commands.simulation.plan.devices.sizing import MOST_NODES, Load, NotServed, Pool, Sized
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.plan.forms import FORMS
 from pdserve.kv import KvDtype

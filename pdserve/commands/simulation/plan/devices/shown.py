@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 from rich.table import Table
 
-from pdserve.commands.simulation.devices.answer import DevicesReport
-from pdserve.commands.simulation.devices.roofline import FIT
+from pdserve.commands.simulation.plan.devices.answer import DevicesReport
+from pdserve.commands.simulation.plan.devices.roofline import FIT
 
 
 def tables(report: DevicesReport) -> Iterator[RenderableType]:
@@ -37,7 +37,7 @@ def tables(report: DevicesReport) -> Iterator[RenderableType]:
     yield f"choice: {report.chosen or 'none'}: {report.why}"
     for row in report.rows:
         if row.architecture == report.chosen:
-            yield "\n".join(row.commands)
+            yield "\n".join([*row.commands, f"MODEL: {report.model}"])
     if report.plot:
         yield f"latency over throughput: {report.plot}"
     yield (

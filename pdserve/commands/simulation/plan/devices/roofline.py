@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from pdserve.commands.simulation.devices.catalogue import Device
+from pdserve.commands.simulation.plan.devices.catalogue import Device
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.plan.forms import FORMS, ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
@@ -117,7 +117,7 @@ def calibration_of(
         date="from data sheets",
         device=node.text,
         device_type=kind,
-        cpus=1,
+        cpus=device.cores * node.num_devices,
         model=name,
         shape=ModelShape(
             layers=layout.num_layers,
