@@ -973,7 +973,7 @@ class TextDecoder:
     """The text of a stream of bytes, in pieces that are whole characters."""
 
     def __init__(self, pieces: PieceTable, skips_special: bool, keeps_some: bool) -> None:
-        """For `TextEvents`: whether special tokens have no text, and whether some do all the same.
+        """For `TextStream`: whether special tokens have no text, and whether some do all the same.
 
         Which ones is not said, so then it makes no event of any.
         """
@@ -987,17 +987,57 @@ class TextDecoder:
     @property
     def is_inside_character(self) -> bool: ...
 
-class TextEvents:
-    """Events of a stream that hold nothing but the text of tokens of a run."""
+class _Transport(Protocol):
+    """As asyncio's."""
 
-    def __init__(self, decoder: TextDecoder, gaps: Histogram, before: bytes, behind: bytes) -> None:
-        """`before`, `behind`: what is around the text in each event. `gaps`: between tokens, s."""
+    def is_closing(self) -> bool: ...
+    def get_write_buffer_size(self) -> int: ...
+    def write(self, data: bytes) -> None: ...
 
-    def next(
-        self, run: TokenRun, most: int, last_s: float
-    ) -> tuple[bytes | None, int, int, float] | None:
-        """Read the run: (event, number of tokens, of characters, when the last one came).
+class WrittenText:
+    """What a `TextStream` has written."""
 
-        The event is None if the tokens have no text. `last_s`: when the one before them came. None,
-        and nothing is read: there are more than `most`, or the text of one has not been told.
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def chars(self) -> int: ...
+    @property
+    def last_s(self) -> float:
+        """When the last token came."""
+
+    @property
+    def text_s(self) -> float:
+        """When the last token with text came; 0: none had any."""
+
+class TextStream:
+    """Writes events that hold nothing but the text of a run's tokens."""
+
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        gaps: Histogram,
+        transport: _Transport,
+        before: bytes,
+        behind: bytes,
+        is_chunk: bool,
+        most_tokens: int,
+        most_unread_bytes: int,
+        last_s: float,
+    ) -> None:
         """
+        Args:
+            gaps: between tokens, s.
+            before, behind: what is around the text in each event.
+            is_chunk: whether an event is a chunk of HTTP/1.1.
+            last_s: when the token before came.
+        """
+
+    def write(self, run: TokenRun) -> bool:
+        """Write what the run has as one event.
+
+        False, and nothing is read: there are more than `most_tokens`, the text of one has not been
+        told, or `most_unread_bytes` would wait for the client. Raises what the transport raises.
+        """
+
+    @property
+    def written(self) -> WrittenText: ...

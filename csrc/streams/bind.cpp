@@ -8,7 +8,7 @@
 
 #include "histogram.h"
 #include "text.h"
-#include "text_events.h"
+#include "text_stream.h"
 #include "token_run.h"
 
 namespace nb = nanobind;
@@ -87,13 +87,23 @@ void bind_text(nb::module_& m) {
         }, "piece"_a)
         .def("finish", &TextDecoder::finish)
         .def_prop_ro("is_inside_character", &TextDecoder::is_inside_character);
-    nb::class_<TextEvents>(m, "TextEvents", "Events with the text of a run of tokens.")
-        .def("__init__", [](TextEvents* self, std::shared_ptr<TextDecoder> decoder,
-                            std::shared_ptr<Histogram> gaps, const nb::bytes& before,
-                            const nb::bytes& behind) {
-            new (self) TextEvents(std::move(decoder), std::move(gaps), view(before), view(behind));
-        }, "decoder"_a, "gaps"_a, "before"_a, "behind"_a)
-        .def("next", &TextEvents::next, "run"_a, "most"_a, "last_s"_a);
+    nb::class_<TextStream::Written>(m, "WrittenText", "What a TextStream has written.")
+        .def_ro("tokens", &TextStream::Written::tokens)
+        .def_ro("chars", &TextStream::Written::chars)
+        .def_ro("last_s", &TextStream::Written::last_s)
+        .def_ro("text_s", &TextStream::Written::text_s);
+    nb::class_<TextStream>(m, "TextStream", "Writes the text of a run of tokens as events.")
+        .def("__init__", [](TextStream* self, std::shared_ptr<TextDecoder> decoder,
+                            std::shared_ptr<Histogram> gaps, nb::object transport,
+                            const nb::bytes& before, const nb::bytes& behind, bool is_chunk,
+                            size_t most_tokens, size_t most_unread_bytes, double last_s) {
+            TextStream::Frame frame{std::string(view(before)), std::string(view(behind)), is_chunk};
+            new (self) TextStream(std::move(decoder), std::move(gaps), std::move(transport),
+                                  std::move(frame), {most_tokens, most_unread_bytes}, last_s);
+        }, "decoder"_a, "gaps"_a, "transport"_a, "before"_a, "behind"_a, "is_chunk"_a,
+           "most_tokens"_a, "most_unread_bytes"_a, "last_s"_a)
+        .def("write", &TextStream::write, "run"_a)
+        .def_prop_ro("written", &TextStream::written);
 }
 
 }  // namespace

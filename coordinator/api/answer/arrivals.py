@@ -269,31 +269,31 @@ class Arrivals:
 
     def _take_turn(self) -> None:
         self._is_due = False
-        if (self._ready or self._runs) and not self._is_taken_at_once():
-            self._wake()
-
-    def _is_taken_at_once(self) -> bool:
+        waiter = self._waiter
+        if waiter is None or waiter.done() or not (self._ready or self._runs):
+            return  # it has been woken since
         if self.at_once is None or self._error is not None or not self._heeded:
-            return False
-        if self._waiter is None or self._waiter.done():  # it has been woken since
-            return False
+            self._wake()
+            return
         try:
-            if not self._ready and self._are_runs_taken():
-                return True
-            self._read_runs()
-            return bool(self._ready) and self.at_once(self._ready)
+            is_taken = not self._ready and self._are_runs_taken()
+            if not is_taken:
+                self._read_runs()
+                is_taken = self.at_once(self._ready)
         except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
             self._error = error
-            return False
+            is_taken = False
+        if not is_taken:
+            self._wake()
 
     def _are_runs_taken(self) -> bool:
         if self.run_at_once is None:
             return False
         while self._runs:
-            index, run = next(iter(self._runs.items()))
+            index, run = self._runs.popitem()
             if not self.run_at_once(index, run):
+                self._runs[index] = run
                 return False
-            del self._runs[index]
         return True
 
     def _wake(self) -> None:

@@ -28,7 +28,7 @@ from coordinator.api.answer.bodies import (
 )
 from coordinator.api.answer.choice import Choice, ChoiceDelta
 from coordinator.api.answer.formats import AnswerFormat, AnswerHead
-from coordinator.api.answer.sse import KEEP_ALIVE
+from coordinator.api.answer.sse import KEEP_ALIVE, SseStream
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.plan.generations import check_amounts
 from coordinator.api.plan.sampling import TextOptions
@@ -36,7 +36,7 @@ from coordinator.api.server import callers
 from coordinator.generation import Generation, GenerationRequest, Route
 from coordinator.models.model import Model
 from coordinator.text.parts import AnswerParts
-from pdserve._native import TextEvents, TokenRun
+from pdserve._native import TextStream, TokenRun
 from pdserve.protocol import PromptLogprobs
 
 _FEW: Final = 64  # tokens, which no other call notices
@@ -92,6 +92,8 @@ class Call:
         self._num_unfinished = len(self._choices)
         self._cancelled: set[int] = set()
         self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
+        self._text: dict[int, TextStream] = {}  # choice |-> what writes its runs meanwhile
+        self.text_s = 0.0  # arrival of the last token whose text was written so
 
     def __enter__(self) -> Call:
         self.start()
@@ -142,6 +144,7 @@ class Call:
         is_hung_up = isinstance(error, asyncio.CancelledError | ConnectionError)
         is_ours = is_hung_up and self._context.tasks.is_aborting
         self._arrivals.close()
+        self._end_text()
         self._account()
         if is_ours and self._trace.keyed is not None:
             for index in self._unfinished():
@@ -224,6 +227,7 @@ class Call:
     def take_at_once(self, ready: list[ArrivedEvent]) -> bool:
         """Process pending events if none needs more than its text, and return whether it did."""
         num_tokens = 0
+        self._end_text()
         for arrival in ready:
             event = arrival.event
             if event.index == 0 or event.finish_reason is not None:
@@ -242,24 +246,33 @@ class Call:
         """Have these called with what is pending while `wait` waits. See Arrivals."""
         self._arrivals.at_once, self._arrivals.run_at_once = take, take_run
 
-    def text_events(self, index: int) -> TextEvents | None:
-        """Return what makes events of a choice's run, if there is no more to it than text."""
-        plan = self._plan
-        template = None if plan.counts_along else plan.format.text_template(index)
-        if template is None:
-            return None
-        return self._choices[index].text_events(template, self._observer.gaps)
+    def write_run(self, stream: SseStream, index: int, run: TokenRun) -> bool:
+        """Write what a choice's run has, if that is no more than text; see Arrivals."""
+        text = self._text.get(index) or self._begin_text(stream, index)
+        return text is not None and text.write(run)
 
-    def read_run(self, index: int, run: TokenRun, events: TextEvents) -> bytes | None:
-        """Read a choice's run: an event, or b"" if it has no text yet; None: nothing was read."""
-        read = events.next(run, _FEW, self._last_token_s[index])
-        if read is None:
+    def _begin_text(self, stream: SseStream, index: int) -> TextStream | None:
+        plan, decoder = self._plan, self._choices[index].text_decoder
+        template = None if plan.counts_along else plan.format.text_template(index)
+        if decoder is None or template is None:
             return None
-        event, num_tokens, num_chars, at_s = read
-        self._choices[index].ran_on(num_tokens, num_chars)
-        self._trace.num_completion_tokens += num_tokens
-        self._last_token_s[index] = self._trace.last_token_s = at_s
-        return event or b""
+        gaps, last_s = self._observer.gaps, self._last_token_s[index]
+        text = stream.text_stream(template, decoder, gaps, _FEW, last_s)
+        if text is not None:
+            self._text[index] = text
+        return text
+
+    def _end_text(self) -> None:
+        """Note what was written of runs, before anything else is."""
+        trace = self._trace
+        for index, text in self._text.items():
+            written = text.written
+            self._choices[index].ran_on(written.tokens, written.chars)
+            self._last_token_s[index] = written.last_s
+            trace.num_completion_tokens += written.tokens
+            trace.last_token_s = max(trace.last_token_s or 0.0, written.last_s)
+            self.text_s = max(self.text_s, written.text_s)
+        self._text.clear()
 
     async def _next(self, timeout_s: float | None) -> Sequence[ArrivedEvent]:
         """Return what has arrived. Of a keyed stream only the next token: its events are to be the
@@ -268,6 +281,7 @@ class Call:
         if (following := next(self._one_by_one, None)) is not None:
             return [following]
         arrivals = await self._arrivals.take(timeout_s)
+        self._end_text()
         self.long_work.restart()
         if self._trace.keyed is None or not self._plan.is_streaming:
             return arrivals

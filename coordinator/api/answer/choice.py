@@ -17,11 +17,10 @@ from operator import add
 
 import msgspec
 
-from coordinator.api.answer.sse import TextTemplate
 from coordinator.api.plan.sampling import TextOptions
 from coordinator.text import IncrementalDetokenizer, StopMatcher, Tokenizer
 from coordinator.text.parts import AnswerParts, Parts
-from pdserve._native import Histogram, TextEvents
+from pdserve._native import TextDecoder
 from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
 
 MAX_SCORED = 128  # tokens with log-probabilities in one delta: they are encoded in one piece
@@ -107,20 +106,19 @@ class Choice:
         """Whether a stop string ended the choice; the nodes do not know of stop strings."""
         return self._matcher.matched is not None
 
-    def text_events(self, template: TextTemplate, gaps: Histogram) -> TextEvents | None:
-        """Return what makes events of further tokens, if there is nothing to tell but their text.
+    @property
+    def text_decoder(self) -> TextDecoder | None:
+        """What makes text of further tokens, if there is nothing to tell but that; else None.
 
-        `gaps`: between tokens. Who reads with it says so with `ran_on`.
+        Who decodes with it says so with `ran_on`.
         """
         options, decoder = self._options, self._detokenizer.decoder
         is_cut = bool(options.stops) or self._content_start is not None
         is_told_more = options.tells_ids or self._prompt_logprobs is not None
-        if decoder is None or not self.has_shown_text or is_cut or is_told_more:
-            return None
-        return TextEvents(decoder, gaps, template.before, template.behind)
+        return decoder if self.has_shown_text and not (is_cut or is_told_more) else None
 
     def ran_on(self, num_tokens: int, num_chars: int) -> None:
-        """Note how much an event of `text_events` had."""
+        """Note how much `text_decoder` has decoded."""
         self.num_tokens += num_tokens
         self._num_decoded_chars += num_chars
         self._num_shown_chars += num_chars

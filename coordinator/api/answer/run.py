@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 
@@ -12,7 +13,6 @@ from coordinator.api.answer.call import Call, CallPlan
 from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.sse import EventIds, SseStream
 from coordinator.api.context import TRACE, ApiContext, RequestTrace
-from pdserve._native import TextEvents, TokenRun
 from pdserve.shared.clock import Clock
 
 
@@ -88,7 +88,6 @@ class _Streaming:
         self._stream = stream
         self._ids = ids
         self._clock = clock
-        self._text_events: dict[int, TextEvents] = {}  # of choices that go on with text alone
         self._made: list[bytes] = []  # at once, but too long to be sent at once
         self._sent_s = clock.now()
 
@@ -96,9 +95,10 @@ class _Streaming:
         """Send everything to the end. Raises what the generations raise."""
         call, clock, stream = self._call, self._clock, self._stream
         if self._ids is None:  # events with ids are made token by token
-            call.at_once(self._send_at_once, self._send_run)
+            call.at_once(self._send_at_once, partial(call.write_run, stream))
         while not call.is_finished:
             await call.wait(max(0.0, self._sent_s + keep_alive_s - clock.now()))
+            self._sent_s = max(self._sent_s, call.text_s)
             if is_first := not stream.is_open:
                 await stream.open(request, call.headers)
             made, self._made = self._made, []
@@ -120,18 +120,6 @@ class _Streaming:
         made = [event for delta in call.take() for event in plan.format.chunk(delta, usage)]
         if not made:
             return True
-        return self._send_short(made)
-
-    def _send_run(self, index: int, run: TokenRun) -> bool:
-        """As `_send_at_once`, of tokens that are read from a choice's run."""
-        events = self._text_events.get(index) or self._call.text_events(index)
-        if events is None or not self._stream.is_read:
-            return False
-        self._text_events[index] = events
-        event = self._call.read_run(index, run, events)
-        return event == b"" or (event is not None and self._send_short([event]))
-
-    def _send_short(self, made: list[bytes]) -> bool:
         if not self._stream.send_at_once(made):
             self._made = made
             return False

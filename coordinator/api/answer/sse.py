@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 from aiohttp import web
 
-from coordinator.api.server.outbox import HttpOutbox
+from coordinator.api.server.outbox import SHORT_BYTES, HttpOutbox
+from pdserve._native import Histogram, TextDecoder, TextStream
 from pdserve.shared.errors import InvalidRequest
 
 
@@ -113,6 +114,22 @@ class SseStream:
             return False
         self._outbox.write(_chunk(text) if self._is_chunked else text)
         return True
+
+    def text_stream(
+        self,
+        template: TextTemplate,
+        decoder: TextDecoder,
+        gaps: Histogram,
+        most_tokens: int,
+        last_s: float,
+    ) -> TextStream | None:
+        """Return what sends text as it is in events of this template, if the client reads."""
+        if not self.is_read:
+            return None
+        transport, around = self._outbox.transport, (template.before, template.behind)
+        return TextStream(
+            decoder, gaps, transport, *around, self._is_chunked, most_tokens, SHORT_BYTES, last_s
+        )
 
     async def send(self, events: Sequence[bytes]) -> None:
         """Send framed events in one write."""

@@ -37,7 +37,7 @@ class HttpOutbox:
         payer: str,
         stall_timeout_s: float,
     ) -> None:
-        self._transport = transport
+        self.transport = transport
         self._budget = budget
         self._stall_timeout_s = stall_timeout_s
         self._num_made = 0  # bytes of a body that are still to be written
@@ -46,7 +46,7 @@ class HttpOutbox:
     def _use(self, payer: str) -> None:
         self._held = self._budget.body(payer)
         self._held.measured_by(lambda: self.num_unread)
-        self._held.may_end(self._transport.abort)
+        self._held.may_end(self.transport.abort)
 
     def identify(self, payer: str) -> None:
         """Note who pays for what is sent from now on."""
@@ -57,11 +57,11 @@ class HttpOutbox:
     @property
     def num_unread(self) -> int:
         """Bytes that are made and not read."""
-        return self._num_made + self._transport.get_write_buffer_size()
+        return self._num_made + self.transport.get_write_buffer_size()
 
     def is_short(self, num_bytes: int) -> bool:
         """Whether so many bytes more may be written as they are."""
-        transport = self._transport
+        transport = self.transport
         return (
             not transport.is_closing()
             and transport.get_write_buffer_size() + num_bytes < SHORT_BYTES
@@ -69,7 +69,7 @@ class HttpOutbox:
 
     def write(self, made: bytes) -> None:
         """Write what is short, as it is."""
-        self._transport.write(made)
+        self.transport.write(made)
 
     async def reserve(self, num_bytes: int) -> None:
         """Wait for space for a body that is to be made. Raises BuffersFull."""
@@ -95,7 +95,7 @@ class HttpOutbox:
         try:
             await self._held.take_most(num_bytes - reserved)
         except BuffersFull as error:
-            self._transport.abort()
+            self.transport.abort()
             raise ConnectionResetError(_STOPPED) from error
         await self.in_time(write())
         self._held.recount()
@@ -106,7 +106,7 @@ class HttpOutbox:
             async with asyncio.timeout(self._stall_timeout_s):
                 await writing
         except TimeoutError as error:
-            self._transport.abort()
+            self.transport.abort()
             raise ConnectionResetError(_STOPPED) from error
 
     def drained(self) -> None:

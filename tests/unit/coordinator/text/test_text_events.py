@@ -1,4 +1,4 @@
-"""Events that are made natively of a run: the same bytes as token by token."""
+"""Events that are written natively of a run: the same bytes as token by token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.api.answer.sse import TextTemplate
 from coordinator.text import IncrementalDetokenizer
-from pdserve._native import Histogram, TextEvents, TokenRun, add_tokens
+from pdserve._native import Histogram, TextStream, TokenRun, add_tokens
 from tests.matrix import examples
 from tests.unit.coordinator.text.test_detokenizer import load
 
@@ -32,9 +32,39 @@ class Request:
             assert (left, num_added) == ([], 1)
 
 
-def events_of(detokenizer: IncrementalDetokenizer, gaps: Histogram) -> TextEvents:
+@dataclass
+class Client:
+    """What has been written to it, and how much of that waits."""
+
+    seen: list[bytes] = field(default_factory=list)
+    waits: int = 0
+    is_gone: bool = False
+
+    def is_closing(self) -> bool:
+        return self.is_gone
+
+    def get_write_buffer_size(self) -> int:
+        return self.waits
+
+    def write(self, data: bytes) -> None:
+        self.seen.append(data)
+
+
+def stream_of(
+    detokenizer: IncrementalDetokenizer,
+    client: Client,
+    gaps: Histogram | None = None,
+    *,
+    most: int = MOST,
+    most_bytes: int = 1 << 20,
+    is_chunk: bool = False,
+) -> TextStream:
     assert detokenizer.decoder is not None
-    return TextEvents(detokenizer.decoder, gaps, TEMPLATE.before, TEMPLATE.behind)
+    around = TEMPLATE.before, TEMPLATE.behind
+    gaps = gaps or Histogram([])
+    return TextStream(
+        detokenizer.decoder, gaps, client, *around, is_chunk, most, most_bytes, last_s=1.5
+    )
 
 
 @settings(max_examples=examples(30))
@@ -46,17 +76,20 @@ def test_a_run_makes_the_events_of_its_tokens(draw: st.DataObject, skip: bool, k
     options = {"skip_special_tokens": skip, "kept_ids": kept}
     ours = IncrementalDetokenizer(tokenizer.pieces, **options)  # type: ignore[arg-type]
     theirs = IncrementalDetokenizer(tokenizer.pieces, **options)  # type: ignore[arg-type]
-    events, request = events_of(ours, Histogram([])), Request()
+    client, request = Client(), Request()
+    stream = stream_of(ours, client)
     for together in draw.draw(st.lists(ids, max_size=8)):
-        text = "".join(map(theirs.push, together))
-        request.add(together)
-        read = events.next(request.output, MOST, 1.0)
-        if read is None:  # a token that is new, or may be kept: it is read one by one
+        text, before = "".join(map(theirs.push, together)), stream.written
+        num_before = before.tokens, before.chars
+        request.add(together, 2.0)
+        if not stream.write(request.output):  # a token that is new, or may be kept
             shown = "".join(ours.push(i) for _, ids, _ in request.output.read() for i in ids)
             assert shown == text
         else:
-            expected = TEMPLATE.filled(text) if text else None
-            assert read == (expected, len(together), len(text), 1.0)
+            assert client.seen == ([TEMPLATE.filled(text)] if text else [])
+            new = stream.written.tokens - num_before[0], stream.written.chars - num_before[1]
+            assert new == (len(together), len(text))
+        client.seen.clear()
         assert request.output.read() == []
     assert ours.finish() == theirs.finish()
 
@@ -69,11 +102,10 @@ def test_text_is_json_in_an_event(text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     for token_id in ids:
         tokenizer.pieces.exact(token_id)
-    request, gaps = Request(), Histogram([])
+    request, client = Request(), Client()
     request.add(ids)
-    read = events_of(detokenizer, gaps).next(request.output, len(ids), 1.0)
-    assert read is not None
-    assert read[0] == (TEMPLATE.filled(tokenizer.decode(ids)) if ids else None)
+    assert stream_of(detokenizer, client, most=len(ids)).write(request.output)
+    assert client.seen == ([TEMPLATE.filled(tokenizer.decode(ids))] if ids else [])
 
 
 def test_gaps_are_between_arrivals_and_what_is_too_much_is_left() -> None:
@@ -82,15 +114,33 @@ def test_gaps_are_between_arrivals_and_what_is_too_much_is_left() -> None:
     ids = tokenizer.encode("abcd", add_special_tokens=False)
     for token_id in ids:
         detokenizer.push(token_id)
-    gaps, request = Histogram([0.1, 1.0]), Request()
-    events = events_of(detokenizer, gaps)
+    gaps, request, client = Histogram([0.1, 1.0]), Request(), Client()
     request.add(ids[:2], 2.0)
     request.add(ids[2:], 5.0)
-    assert events.next(request.output, len(ids) - 1, 1.5) is None
-    read = events.next(request.output, MOST, 1.5)
-    assert read is not None
-    assert read[1:] == (4, 4, 5.0)
+    assert not stream_of(detokenizer, client, gaps, most=len(ids) - 1).write(request.output)
+    stream = stream_of(detokenizer, client, gaps)
+    assert stream.write(request.output)
+    written = stream.written
+    assert (written.tokens, written.chars, written.last_s, written.text_s) == (4, 4, 5.0, 5.0)
     assert (gaps.counts, gaps.sum) == ([2, 1, 1], 0.5 + 3.0)  # two came with others
+
+
+def test_a_client_that_does_not_read_gets_nothing_at_once() -> None:
+    tokenizer = load("byte_level")
+    detokenizer = IncrementalDetokenizer(tokenizer.pieces)
+    ids = tokenizer.encode("abcd", add_special_tokens=False)
+    for token_id in ids:
+        detokenizer.push(token_id)
+    request, client = Request(), Client(waits=1000)
+    request.add(ids)
+    stream = stream_of(detokenizer, client, most_bytes=1000, is_chunk=True)
+    assert not stream.write(request.output)
+    client.waits, client.is_gone = 0, True
+    assert not stream.write(request.output)
+    client.is_gone = False
+    assert stream.write(request.output)
+    event = TEMPLATE.filled("abcd")
+    assert client.seen == [b"%x\r\n%b\r\n" % (len(event), event)]
 
 
 def test_a_run_takes_its_next_token_alone_while_it_is_open() -> None:

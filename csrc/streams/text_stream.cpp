@@ -1,5 +1,6 @@
-#include "text_events.h"
+#include "text_stream.h"
 
+#include <cstdio>
 #include <string_view>
 
 namespace nb = nanobind;
@@ -38,35 +39,55 @@ void append_escaped(std::string& out, std::string_view text) {
 }  // namespace
 
 // Tokens that arrived together have no gap but the first one's.
-double TextEvents::measure(const TokenRun& run, double last_s) {
+void TextStream::measure(const TokenRun& run) {
     size_t begin = 0;
     for (const TokenRun::Arrival& arrival : run.arrivals()) {
-        gaps_->observe(arrival.at_s - last_s);
+        gaps_->observe(arrival.at_s - written_.last_s);
         if (const size_t others = arrival.end - begin - 1) {
             gaps_->observe(0, static_cast<int64_t>(others));
         }
         begin = arrival.end;
-        last_s = arrival.at_s;
+        written_.last_s = arrival.at_s;
     }
-    return last_s;
+    written_.tokens += run.unread().size();
 }
 
-nb::object TextEvents::next(TokenRun& run, size_t most, double last_s) {
-    const size_t num_tokens = run.unread().size();
+bool TextStream::has_space(size_t num_bytes) const {
+    if (nb::cast<bool>(transport_.attr("is_closing")())) return false;
+    const auto unread = nb::cast<size_t>(transport_.attr("get_write_buffer_size")());
+    return unread + num_bytes < most_.unread_bytes;
+}
+
+void TextStream::send(std::string_view text) {
+    made.assign(frame_.before).push_back('"');
+    append_escaped(made, text);
+    made.append("\"").append(frame_.behind);
+    if (frame_.is_chunk) {
+        char size[24];
+        const int num_digits = std::snprintf(size, sizeof size, "%zx\r\n", made.size());
+        made.insert(0, size, static_cast<size_t>(num_digits)).append("\r\n");
+    }
+    transport_.attr("write")(nb::bytes(made.data(), made.size()));
+    written_.text_s = written_.last_s;
+}
+
+bool TextStream::write(TokenRun& run) {
     gathered.clear();
-    if (num_tokens > most || !decoder_->gather(run.unread(), gathered)) return nb::none();
+    if (run.unread().size() > most_.tokens || !decoder_->gather(run.unread(), gathered)) {
+        return false;
+    }
+    if (!has_space(frame_.before.size() + gathered.size() + frame_.behind.size())) return false;
     const nb::str text = decoder_->decode(gathered);
-    last_s = measure(run, last_s);
+    measure(run);
     run.all_read();
     const Py_ssize_t num_chars = PyUnicode_GET_LENGTH(text.ptr());
-    if (num_chars == 0) return nb::make_tuple(nb::none(), num_tokens, 0, last_s);
+    if (num_chars == 0) return true;
+    written_.chars += static_cast<size_t>(num_chars);
     Py_ssize_t size;
     const char* utf8 = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
     if (utf8 == nullptr) throw nb::python_error();
-    made.assign(before_).push_back('"');
-    append_escaped(made, {utf8, static_cast<size_t>(size)});
-    made.append("\"").append(behind_);
-    return nb::make_tuple(nb::bytes(made.data(), made.size()), num_tokens, num_chars, last_s);
+    send({utf8, static_cast<size_t>(size)});
+    return true;
 }
 
 }  // namespace pdserve
