@@ -18,6 +18,7 @@
 #include "sampling/launch.h"
 #include "shared_memory.h"
 #include "streams/bind.h"
+#include "transfer/block_read.h"
 #include "transfer/checksum.h"
 #include "transfer/generations.h"
 #include "transfer/planes.h"
@@ -42,6 +43,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_sampling(m);
     pdserve::bind_drafts(m);
     pdserve::bind_generations(m);
+    pdserve::bind_block_read(m);
     pdserve::bind_checksum(m);
     pdserve::bind_shared_memory(m);
     pdserve::bind_transfer(m);

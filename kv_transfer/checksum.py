@@ -132,6 +132,13 @@ class Summing:
         return run, scratch
 
 
+def wrong_sum(block_id: int, node_id: str) -> CorruptTransfer:
+    """What has arrived of a node's block is not what its ticket says."""
+    return CorruptTransfer(
+        f"block {block_id} of {node_id!r} arrived with another checksum than the ticket's"
+    )
+
+
 class ArrivedSums:
     """Compares with a ticket what reads of the same tokens, in some layers, have brought."""
 
@@ -179,10 +186,7 @@ class ArrivedSums:
         found = self._found[blocks.start - self._first : blocks.stop - self._first]
         wrong = _native.find_wrong(found, expected, per_block)
         if wrong >= 0:
-            raise CorruptTransfer(
-                f"block {ticket.block_ids[blocks.start - origin + wrong]} of {ticket.node_id!r} "
-                "arrived with another checksum than the ticket's"
-            )
+            raise wrong_sum(ticket.block_ids[blocks.start - origin + wrong], ticket.node_id)
 
     def _expected(self, first: int, end: int, chosen: Sequence[int]) -> tuple[Sums, int]:
         """The ticket's checksums of these of its blocks, for what is read: (flat, per block)."""
@@ -259,7 +263,7 @@ def _first_words(layout: KvLayout, box: KvBox) -> NDArray[np.int64]:
     A row begins with a word of its own, wherever the box begins in it.
     """
     offsets = Rows.of(layout, box).offsets
-    if _has_whole_words(layout):
+    if has_whole_words(layout):
         return offsets // _WORD
     # Each row may begin a word later than the one before.
     begins = np.sort(Rows.of(layout, whole_box(layout, 0, 1)).offsets.ravel())
@@ -268,7 +272,7 @@ def _first_words(layout: KvLayout, box: KvBox) -> NDArray[np.int64]:
 
 
 @lru_cache(_MAX_ROWS)
-def _has_whole_words(layout: KvLayout) -> bool:
+def has_whole_words(layout: KvLayout) -> bool:
     """Whether each row of a block consists of whole words, so that a block does, too."""
     return all(plane.row_bytes * layout.block_size % _WORD == 0 for plane in layout.planes)
 
@@ -285,13 +289,13 @@ def _summed_spans(
     destination.check_covers(box)
     layout, size = source.layout, source.layout.block_size
     first = box.begin // size
-    if box.begin % size == box.end % size == 0 and _has_whole_words(layout):
+    if box.begin % size == box.end % size == 0 and has_whole_words(layout):
         spans = whole_blocks(source, destination, box, joins=False)
         return spans, _whole_places(layout, len(spans), box.first_layer)
     pieces, places = [], []
     for blocks, slots in _pieces(box, layout.block_size):
         from_offsets, to_offsets = _offsets(source, blocks), _offsets(destination, blocks)
-        rows = _copied_rows(layout, slots)
+        rows = copied_rows(layout, slots)
         part = np.empty((len(blocks), len(rows), 3), dtype=np.int64)
         part[..., 0] = from_offsets[:, None] + rows[:, 0]
         part[..., 1] = to_offsets[:, None] + rows[:, 0]
@@ -313,10 +317,10 @@ def _whole_places(layout: KvLayout, num_blocks: int, first_layer: int) -> NDArra
 
 
 @lru_cache(_MAX_ROWS)
-def _copied_rows(layout: KvLayout, slots: KvBox) -> NDArray[np.int64]:
+def copied_rows(layout: KvLayout, slots: KvBox) -> NDArray[np.int64]:
     """As `_rows`, of all heads, but a whole block is one row."""
     rows = _rows(layout, slots, (0,) * layout.total_layers)
     is_whole = (slots.begin, slots.end) == (0, layout.block_size)
-    if is_whole and _has_whole_words(layout):
+    if is_whole and has_whole_words(layout):
         return np.array([[rows[0, 0], rows[:, 1].sum(), rows[0, 2], 0]], dtype=np.int64)
     return rows

@@ -81,6 +81,10 @@ class PartSource:
         """Check that a connection has an open session's token, which is for all parts."""
         self._exporter.check_access(token)
 
+    def has_access(self, token: bytes) -> bool:
+        """Whether a connection's session is still open."""
+        return self._exporter.has_access(token)
+
     def open_ticket(self, sealed: bytes) -> Ticket:
         """Verify a ticket, which is for the heads of all parts."""
         return self._exporter.open_ticket(sealed)
@@ -310,6 +314,10 @@ class Exporter:
         except AccessDenied:
             self.statistics.refused += 1
             raise
+
+    def has_access(self, token: bytes) -> bool:
+        """Whether a connection's session is still open."""
+        return token in self._access
 
     async def introduce(self, welcome: ExporterWelcome) -> None:
         """Tell the other hosts of this node of a new session, before its puller comes to them.

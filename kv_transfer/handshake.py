@@ -45,6 +45,10 @@ class AccessTokens:
         """Invalidate a token. Idempotent."""
         self._valid.discard(token)
 
+    def __contains__(self, token: bytes) -> bool:
+        """Whether a token belongs to an open session."""
+        return token in self._valid
+
     def check(self, token: bytes) -> None:
         """Check that a token belongs to an open session.
 
@@ -53,7 +57,7 @@ class AccessTokens:
         """
         # The timing of a hash lookup does not reveal how much of a guess is right: hashes of
         # `bytes` are keyed per process.
-        if token not in self._valid:
+        if token not in self:
             raise AccessDenied("this connection belongs to no open session with the exporter")
 
 

@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from pdserve.shared.errors import PeerLost, StaleTicket
 from pdserve.shared.process.shared_memory import SIZE_SEALS, sealed_memory
 
 GENERATION_BYTES = 8
+STALE: Final = -2  # native calls return it of blocks that were reused
 _HUGE_PAGE = 2 << 20
 _F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; Python 3.11's fcntl has no name for it
 
@@ -101,16 +102,13 @@ class ExportedPool:
             "pdserve-kv", size, POOL_SEALS if is_sealed else SIZE_SEALS
         )
         self.data, self.generations = _views(self._mapping, num_blocks, block_bytes)
+        # All blocks as one writable array, uint8[num_blocks * block_bytes].
+        self.flat: NDArray[np.uint8] = self.data.reshape(-1)
 
     def seal(self) -> None:
         """Let nobody map the pool for writing from now on. Idempotent."""
         if not fcntl.fcntl(self.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, POOL_SEALS)
-
-    @property
-    def flat(self) -> NDArray[np.uint8]:
-        """All blocks as one writable array, uint8[num_blocks * block_bytes]."""
-        return self.data.reshape(-1)
 
     def commit(self, first: int = 0, end: int | None = None) -> bool:
         """Allocate the memory of blocks first..end-1, or of all, in huge pages if possible.
@@ -231,6 +229,16 @@ def check_generations(
     if index >= 0:
         block_id = int(block_ids[index])
         raise _stale(block_id, int(generations[block_id]), int(expected[index]))
+
+
+def stale_of(
+    generations: NDArray[np.uint64], block_ids: Sequence[int], expected: Sequence[int]
+) -> StaleTicket:
+    """The error of blocks of which at least one was reused while they were read."""
+    for block_id, generation in zip(block_ids, expected, strict=True):
+        if (now := int(generations[block_id])) != generation:
+            return _stale(block_id, now, generation)
+    raise AssertionError("generations only grow")
 
 
 def check_read_generations(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Protocol
 
@@ -22,7 +23,7 @@ import numpy as np
 from kv_transfer.checksum import layer_groups
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.hosts.far_host import FarHost, FarLink
-from kv_transfer.links.link import open_link
+from kv_transfer.links.link import Link, open_link
 from kv_transfer.links.sharded_link import (
     AnyLink,
     OwnPart,
@@ -31,13 +32,14 @@ from kv_transfer.links.sharded_link import (
     open_sharded_link,
     part_welcomes,
 )
-from kv_transfer.memory import KvPool
+from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.sharded_pool import parts_here, parts_of
 from kv_transfer.spans.box import BlockRun, KvBox, boxes_from, common_heads, common_layers
 from kv_transfer.statistics import PullerStatistics
-from kv_transfer.strand_pull import Moved, PullTools, StrandPull
+from kv_transfer.strand_pull import Moved, PullTools, StrandPull, pull_blocks, twice
 from kv_transfer.threads import CopyThreads, together
 from kv_transfer.ticket import Ticket, read_ticket
+from kv_transfer.transports.block_read import BlockRead, planner_of
 from kv_transfer.transports.catalog import KINDS, TransportKind
 from kv_transfer.transports.interface import Reader
 from kv_transfer.transports.tls import NodeTls
@@ -130,6 +132,10 @@ class Puller:
         self._threads = CopyThreads(max(num_threads, len(layouts)), "kv-pull")
         groups = layer_groups(identity.windows, identity.layout.total_layers)
         self._tools = PullTools(groups, self._threads, self.statistics)
+        is_whole = len(self._pools) == 1 and not hosts
+        self._planner = (
+            planner_of(layouts[0], self._pools[0], max(groups) + 1) if is_whole else None
+        )
         own_name = name or secrets.token_hex(8)
         self._parts: list[OwnPart] = []
         for number, part in parts_here(pool).items():
@@ -193,20 +199,19 @@ class Puller:
         try:
             async with link.pulling(timeout_s):
                 opened = _read_ticket_of(link.welcome, ticket)
-                pulls = []
-                for strand in self._strands(link, heads):
-                    box = _box_of(opened, strand, from_token)
-                    if not box.is_empty:
-                        pulls.append(
-                            self._pull(strand, ticket, opened, box, block_table, num_tokens)
-                        )
-                pulls += [
-                    _far_pull(far, ticket, block_table, from_token, timeout_s)
-                    for far in _far_links(link)
-                ]
-                if len(pulls) == 1:  # as of most nodes, whose small pulls cost what Python does
-                    pulled = await pulls[0]
+                few = self._few_blocks(link, ticket, opened, block_table, from_token)
+                if few is not None and heads is None and not self._skips(num_tokens):
+                    pulled = await twice(partial(pull_blocks, *few), self.statistics)
                 else:
+                    pulls = [
+                        self._pull(strand, ticket, opened, box, block_table, num_tokens)
+                        for strand in self._strands(link, heads)
+                        if not (box := _box_of(opened, strand, from_token)).is_empty
+                    ]
+                    pulls += [
+                        _far_pull(far, ticket, block_table, from_token, timeout_s)
+                        for far in _far_links(link)
+                    ]
                     pulled = _in_all(await together(pulls))
         except (TransferError, StaleIncarnation, asyncio.CancelledError) as error:
             self.statistics.count(error)
@@ -228,6 +233,30 @@ class Puller:
             for part in self._parts:
                 for transport in part.transports:
                     closing.push_async_callback(transport.close)
+
+    def _skips(self, num_tokens: int | None) -> bool:
+        """Whether there may be layers of which not all tokens are needed, to go on behind these."""
+        return self._has_windows and num_tokens is not None
+
+    def _few_blocks(
+        self,
+        link: AnyLink,
+        sealed: bytes,
+        ticket: Ticket,
+        block_table: Sequence[int],
+        from_token: int,
+    ) -> tuple[Link, BlockRead] | None:
+        """The read of a small pull between pools of one layout; None: it is none."""
+        planner, pool = self._planner, self._pools[0]
+        if (
+            planner is None
+            or not isinstance(link, Link)
+            or not isinstance(pool, ExportedPool)
+            or link.welcome.layout != self._identity.layout
+        ):
+            return None
+        read = planner.read(sealed, ticket, block_table, from_token, pool)
+        return None if read is None else (link, read)
 
     def _strands(self, link: AnyLink, heads: range | None) -> Sequence[Strand]:
         """What is pulled over a link, into which part of our pool; `heads` as in `pull`."""
@@ -267,7 +296,7 @@ class Puller:
         theirs, kept_from = strand.link.welcome.layout, ticket.first_token
         if theirs.windows:
             kept_from = _kept_from(ticket, theirs)
-        if not self._has_windows or num_tokens is None:
+        if num_tokens is None or not self._skips(num_tokens):
             if kept_from > box.begin:
                 raise StaleTicket(f"{ticket.node_id!r} has given back windows of {box}")
             return await reads.read([box])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from kv_transfer.checksum import ArrivedSums, Summing
+from kv_transfer.checksum import ArrivedSums, Summing, wrong_sum
+from kv_transfer.links.link import Link
 from kv_transfer.links.sharded_link import Strand
 from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.spans.box import BlockRun, KvBox
@@ -19,6 +20,7 @@ from kv_transfer.spans.plan import Spans, is_quick, plan_spans, split_box
 from kv_transfer.statistics import PullerStatistics
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.ticket import Ticket
+from kv_transfer.transports.block_read import BlockRead
 from kv_transfer.transports.interface import Read
 from pdserve.kv.companions import Companions
 from pdserve.shared.errors import CorruptTransfer
@@ -41,6 +43,36 @@ class PullTools:
     groups: tuple[int, ...]  # of the model's layers: see checksum.py
     threads: CopyThreads
     statistics: PullerStatistics
+
+
+async def twice(read: Callable[[], Awaitable[Moved]], statistics: PullerStatistics) -> Moved:
+    """Read, and once more if the checksums are wrong.
+
+    Raises:
+        CorruptTransfer: they were wrong again.
+    """
+    try:
+        return await read()
+    except CorruptTransfer as error:
+        log.warning("%s", error)
+        statistics.corrupt += 1
+        statistics.retried += 1
+        return await read()
+
+
+async def pull_blocks(link: Link, read: BlockRead) -> Moved:
+    """Read few blocks, and compare them with their checksums.
+
+    Raises:
+        CorruptTransfer: names the block.
+    """
+    started_s = time.perf_counter()
+    read.wrong = None
+    await link.read_blocks(read)
+    moved = Moved(read.num_bytes, time.perf_counter() - started_s)
+    if (wrong := read.find_wrong()) >= 0:
+        raise wrong_sum(read.source_ids[wrong], link.welcome.node_id)
+    return moved
 
 
 class StrandPull:
@@ -71,13 +103,7 @@ class StrandPull:
         Raises:
             CorruptTransfer: they were wrong again.
         """
-        try:
-            return await self._read(boxes)
-        except CorruptTransfer as error:
-            log.warning("%s", error)
-            self._tools.statistics.corrupt += 1
-            self._tools.statistics.retried += 1
-            return await self._read(boxes)
+        return await twice(partial(self._read, boxes), self._tools.statistics)
 
     async def _read(self, boxes: Sequence[KvBox]) -> Moved:
         """Read the boxes, one read per plan."""

@@ -103,7 +103,8 @@ class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
         return min(need.tokens_in(kept_block, block_size), self.end_token)
 
     def _num_first(self, block_size: int) -> int:
-        return len(need.block_range(self.first_token, self.end_token, block_size))
+        first = need.full_blocks(self.first_token, block_size)
+        return need.blocks_for(self.first_token + self.num_tokens, block_size) - first
 
     def check_covers(self, box: KvBox, layout: KvLayout) -> None:
         """Check that a requested box is not empty, and that the ticket covers it.

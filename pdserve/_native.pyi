@@ -452,6 +452,75 @@ def recv_spans(
 ) -> int:
     """Receive the spans' bytes from a socket; otherwise like send_spans."""
 
+def copy_blocks(
+    destination: NDArray[np.uint8],
+    source: NDArray[np.uint8],
+    block_bytes: int,
+    destination_ids: Sequence[int],
+    source_ids: Sequence[int],
+    rows: NDArray[np.int64],  # [num_rows, 4]: offset in a block, bytes, first word, (unused)
+    last_rows: NDArray[np.int64],  # the same for the last block
+    generations: NDArray[np.uint64],  # of the source's blocks
+    expected: Sequence[int],  # of these blocks
+    sums: bytes,  # of 8 bytes, equally many for each block, or none
+) -> int:
+    """Copy these rows of blocks, then compare generations and, if there are some, sums.
+
+    Returns -1 if all is as expected, -2 if a generation is not, else the index of the first block
+    whose sums do not add up to that of what was copied.
+    """
+
+def find_wrong_block(
+    region: NDArray[np.uint8],
+    block_bytes: int,
+    ids: Sequence[int],
+    rows: NDArray[np.int64],
+    last_rows: NDArray[np.int64],
+    sums: bytes,
+) -> int:
+    """Return the index of the first block whose rows have another sum; -1: none. As copy_blocks."""
+
+def send_blocks(
+    fd: int,
+    head: bytes,
+    region: NDArray[np.uint8],
+    block_bytes: int,
+    ids: Sequence[int],
+    rows: NDArray[np.int64],
+    last_rows: NDArray[np.int64],
+    generations: NDArray[np.uint64],
+    expected: Sequence[int],
+    tail: bytes,
+    start: int,  # position in all of it
+) -> int:
+    """Send head, blocks and tail, as far as there is room; returns the position reached.
+
+    The tail goes only after blocks whose generations are the expected ones then. Otherwise returns
+    -2, and at the start, before anything is sent, -1.
+
+    Raises:
+        OSError: the connection broke.
+    """
+
+def receive_blocks(
+    fd: int,
+    head: bytes,
+    region: NDArray[np.uint8],
+    block_bytes: int,
+    ids: Sequence[int],
+    rows: NDArray[np.int64],
+    last_rows: NDArray[np.int64],
+    tail: NDArray[np.uint8],  # for as many bytes as are behind the blocks
+    start: int,  # position in all of it
+) -> int:
+    """Receive what send_blocks sends, as far as it is there; returns the position reached.
+
+    If something else than the head is there, returns -1, and leaves it in the socket.
+
+    Raises:
+        OSError: the connection broke, or was closed.
+    """
+
 def copy_summed(
     destination: NDArray[np.uint8],
     source: NDArray[np.uint8],

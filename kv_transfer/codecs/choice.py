@@ -17,7 +17,7 @@ from kv_transfer.codecs.codec import RAW, Codec
 
 RAW_FORM: Final = "raw"  # as a status says it
 
-_SMALL_BYTES: Final = 64 << 10  # as they are: a codec would gain less than it costs to begin
+_SMALL_BYTES: Final = 128 << 10  # as they are: a codec would gain less than it costs to begin
 _MEASURED_BYTES: Final = 2 << 20  # a way has been tried with so many, ...
 _MEASURED_S: Final = 2.0  # ... or for so long: what is too slow for a deadline brings few
 _FORGOTTEN_BYTES: Final = 64 << 20  # what has been measured counts half after so many
@@ -68,6 +68,7 @@ class CodecChoice:
     _achieved: dict[str, _Achieved] = field(default_factory=dict)
     _coding_rates: dict[str, float] = field(default_factory=dict)
     _num_reads: int = 0
+    _kept: str | None = None  # what was best, until something else is tried or dropped
 
     def __post_init__(self) -> None:
         self._achieved = {name: _Achieved() for name in (RAW, *self.codecs)}
@@ -82,27 +83,48 @@ class CodecChoice:
 
     async def next(self, num_bytes: int) -> Sending:
         """How the next read, of so many bytes, is sent."""
-        if not self.codecs or num_bytes < _SMALL_BYTES:
-            return Sending()
-        self._num_reads += 1
-        if not self._achieved[RAW].is_known:
-            return Sending()
-        await self._measure_codecs()
+        codec = self._chosen(num_bytes)
+        if codec is None:
+            await self._measure_codecs()
+            codec = self._chosen(num_bytes)
+        assert codec is not None, "the codecs have been measured"
+        return Sending(codec)
+
+    def is_raw_next(self, num_bytes: int) -> bool:
+        """Whether the next read will be sent as it is."""
+        return self._chosen(num_bytes) == RAW
+
+    def _chosen(self, num_bytes: int) -> str | None:
+        """The codec of the next read; None: they have to be measured first."""
+        if num_bytes < _SMALL_BYTES or not self.codecs or not self._achieved[RAW].is_known:
+            return RAW
+        if len(self._coding_rates) < len(self.codecs):
+            return None
+        number = self._num_reads + 1
+        if self._kept is not None and number % _RETRIAL:
+            return self._kept
         worth_trying = [name for name in self._achieved if self._may_win(name)]
         for name in worth_trying:
             if not self._achieved[name].is_known:
-                return Sending(name)
-        best = self._best()
+                return name
+        best = self._kept = self._best()
         others = [name for name in worth_trying if name != best]
-        if others and self._num_reads % _RETRIAL == 0:
-            return Sending(others[self._num_reads // _RETRIAL % len(others)])
-        return Sending(best)
+        if others and number % _RETRIAL == 0:
+            return others[number // _RETRIAL % len(others)]
+        return best
+
+    def note_raw(self, num_bytes: int, seconds: float) -> None:
+        """A read has brought so many bytes as they are, and taken so long."""
+        self.note(Sending(RAW, num_bytes, num_bytes), seconds)
 
     def note(self, sending: Sending, seconds: float) -> None:
         """A read has taken so long for what has arrived, whether that was all of it or not."""
         is_too_slow = sending.codec != RAW and seconds >= _MEASURED_S
         if not self.codecs or (sending.arrived < _SMALL_BYTES and not is_too_slow):
             return
+        self._num_reads += 1
+        if sending.codec != self._kept:
+            self._kept = None
         if (achieved := self._achieved.get(sending.codec)) is not None:
             achieved.add(sending.arrived, sending.num_bytes, seconds)
 
@@ -110,6 +132,7 @@ class CodecChoice:
         """Never choose it again: what was sent with it cannot be decoded here."""
         assert codec != RAW
         self._achieved.pop(codec, None)
+        self._kept = None
 
     def _best(self) -> str:
         known = [name for name, found in self._achieved.items() if name and found.is_known]

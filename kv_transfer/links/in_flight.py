@@ -24,30 +24,31 @@ class PullsInFlight:
         self.transport = transport
         self.is_closed = False
         self._pulls: set[Pulling] = set()
-        self._none_left = asyncio.Event()
-        self._none_left.set()
+        self._none_left: asyncio.Event | None = None  # of who closes them
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0  # when it is due, on the loop's clock
 
     def add(self, pull: Pulling) -> None:
         """A pull begins."""
         self._pulls.add(pull)
-        self._none_left.clear()
         if self._timer is None or pull.deadline_s < self._timer_s:
             self._wake_at(pull.deadline_s)
 
     def remove(self, pull: Pulling) -> None:
         """A pull ends."""
         self._pulls.remove(pull)
-        if not self._pulls:
+        if self._none_left is not None and not self._pulls:
             self._none_left.set()
 
     async def close(self) -> None:
         """Let no pull begin any more, and end those in flight; returns when they have ended."""
         self.is_closed = True
+        if self._none_left is None:
+            self._none_left = asyncio.Event()
         for pull in self._pulls:
             pull.end()
-        await self._none_left.wait()
+        if self._pulls:
+            await self._none_left.wait()
         self._stop_timer()
 
     def _wake_at(self, due_s: float) -> None:

@@ -21,6 +21,7 @@ from kv_transfer.codecs.choice import RAW_FORM, CodecChoice, Sending
 from kv_transfer.codecs.codec import RAW
 from kv_transfer.links.in_flight import Pulling, PullsInFlight
 from kv_transfer.statistics import PullerStatistics
+from kv_transfer.transports.block_read import BlockChannel, BlockRead
 from kv_transfer.transports.interface import Channel, Read, Transport
 from pdserve.protocol import ExporterWelcome, TransportOffer
 from pdserve.shared.errors import (
@@ -44,6 +45,7 @@ class _Route:
 
     transport: Transport
     channel: Channel
+    of_blocks: BlockChannel | None  # the same, if it can read few blocks in a way of its own
     choice: CodecChoice | None  # None: one end has no codec, or the transport needs none
     num_reads: int = 0
     is_closed: bool = False
@@ -136,6 +138,35 @@ class Link:
         except PeerLost as error:
             await self._retry(read, route, error)
 
+    async def read_blocks(self, read: BlockRead) -> None:
+        """As `read`, of few blocks, whose sums may have been compared then."""
+        route = self._route
+        channel = self._way_for(route, read)
+        if route is None or channel is None:
+            await self.read(read.planned())
+            return
+        started_s = time.perf_counter()
+        route.num_reads += 1
+        try:
+            await channel.read_blocks(read)
+        except PeerLost as error:
+            broke = error
+        else:
+            if route.choice is not None:
+                route.choice.note_raw(read.num_bytes, time.perf_counter() - started_s)
+            return
+        finally:
+            self._leave(route)
+        await self._retry(read.planned(), route, broke)
+
+    def _way_for(self, route: _Route | None, read: BlockRead) -> BlockChannel | None:
+        """The channel that reads blocks as they are, without anybody to wait for."""
+        if route is None or self._carrier is not None:
+            return None
+        choice = route.choice
+        is_raw = choice is None or choice.is_raw_next(read.num_bytes)
+        return route.of_blocks if is_raw else None
+
     async def _retry(self, read: Read, route: _Route, first: PeerLost) -> None:
         """Read again and again, after `route` broke with the error `first`."""
         breaks: Counter[str] = Counter()
@@ -182,9 +213,13 @@ class Link:
             else:
                 await self._carried(route.channel, read, None)
         finally:
-            route.num_reads -= 1
-            if route is not self._route:
-                self._close_unused(route)
+            self._leave(route)
+
+    def _leave(self, route: _Route) -> None:
+        """A read has ended."""
+        route.num_reads -= 1
+        if route is not self._route:
+            self._close_unused(route)
 
     async def _read_as_chosen(self, channel: Channel, choice: CodecChoice, read: Read) -> None:
         sending = await choice.next(read.num_bytes)
@@ -285,7 +320,9 @@ class Link:
             else:
                 codecs = codecs_for(self.welcome.layout)
                 usable = {name: codecs[name] for name in offer.codecs if name in codecs}
-                return _Route(transport, channel, CodecChoice(usable) if usable else None)
+                of_blocks = channel if isinstance(channel, BlockChannel) else None
+                choice = CodecChoice(usable) if usable else None
+                return _Route(transport, channel, of_blocks, choice)
         text = f"no transport to {self.welcome.node_id!r} within {timeout_s} s: {self.reason}"
         raise TransferTimeout(text) if timed_out else PeerLost(text)
 

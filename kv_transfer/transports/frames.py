@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import TypeVar
+from functools import lru_cache
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -112,6 +113,20 @@ async def send_frame(sock: socket.socket, frame: msgspec.Struct) -> None:
     await send_all(sock, frame_bytes(frame))
 
 
+def first_frame(said: bytes, kind: type[_Frame]) -> tuple[_Frame, int] | None:
+    """The frame that `said` begins with, and its bytes; None: something else, or only a part."""
+    if len(said) < _PREFIX.size:
+        return None
+    magic, length = _PREFIX.unpack_from(said)
+    end = _PREFIX.size + length
+    if magic != _MAGIC or end > len(said):
+        return None
+    try:
+        return msgspec.msgpack.decode(memoryview(said)[_PREFIX.size : end], type=kind), end
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 def frame_bytes(frame: msgspec.Struct) -> bytes:
     """A frame as it is sent."""
     body = msgspec.msgpack.encode(frame)
@@ -139,15 +154,18 @@ async def receive_access(sock: socket.socket) -> bytes:
     return said[len(_MAGIC) :]
 
 
-async def receive_frame(sock: socket.socket, kind: type[_Frame], max_bytes: int) -> _Frame:
-    """Receive the next frame.
+async def receive_frame(
+    sock: socket.socket, kind: type[_Frame], max_bytes: int, begun: bytes = b""
+) -> _Frame:
+    """Receive the next frame, or the rest of one; `begun` has its prefix then.
 
     Raises:
         GarbledFrame: something else was received, or only a part of it.
         PeerLost: the connection was closed.
         OSError: the connection broke.
     """
-    prefix = await receive_exactly(sock, _PREFIX.size)
+    begun = begun or await receive_exactly(sock, _PREFIX.size)
+    prefix, begun = begun[: _PREFIX.size], begun[_PREFIX.size :]
     if not prefix:
         raise PeerLost("the other end closed the connection")
     if len(prefix) < _PREFIX.size:
@@ -155,10 +173,19 @@ async def receive_frame(sock: socket.socket, kind: type[_Frame], max_bytes: int)
     magic, length = _PREFIX.unpack(prefix)
     if magic != _MAGIC or length > max_bytes:
         raise GarbledFrame(f"received {prefix!r} instead of a frame of at most {max_bytes} bytes")
-    body = await receive_exactly(sock, length)
+    body = begun + await receive_exactly(sock, length - len(begun))
     if len(body) < length:
         raise GarbledFrame(f"received {len(body)} bytes of a frame of {length}")
     try:
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GarbledFrame(f"received a frame that is no {kind.__name__}: {error}") from error
+
+
+VALID: Final = frame_bytes(PullVerdict())  # the last word of a pull without errors
+
+
+@lru_cache(64)
+def first_verdict(num_bytes: int) -> bytes:
+    """The first word of a pull of so many bytes without errors: pulls are often of equal size."""
+    return frame_bytes(PullVerdict(num_bytes=num_bytes))

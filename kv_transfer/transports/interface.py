@@ -79,6 +79,10 @@ class Source(Protocol):
         """
         ...
 
+    def has_access(self, token: bytes) -> bool:
+        """Whether it does: for one that was checked before."""
+        ...
+
     def open_ticket(self, sealed: bytes) -> Ticket:
         """Verify a ticket, and check that it fits the pool.
 

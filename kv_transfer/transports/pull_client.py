@@ -8,18 +8,26 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
+import numpy as np
+from msgspec.structs import astuple
+
+from kv_transfer.transports.block_read import BlockRead
 from kv_transfer.transports.frames import (
     MAX_VERDICT_BYTES,
+    VALID,
     GarbledFrame,
     PullRequest,
     PullVerdict,
+    first_verdict,
+    frame_bytes,
     receive_frame,
     send_access,
     send_frame,
 )
 from kv_transfer.transports.interface import Read
-from kv_transfer.transports.sockets import keep_alive, resolve
+from kv_transfer.transports.sockets import keep_alive, resolve, send_all, send_now, wait_readable
 from kv_transfer.transports.tls import NodeTls
+from pdserve import _native
 from pdserve.shared.errors import PeerLost, StaleIncarnation, StaleTicket, TicketInvalid
 
 # Without a sign of the exporter's host, a pull is made over another connection. The old one would
@@ -64,28 +72,74 @@ async def ask(sock: socket.socket, read: Read, endpoint: str) -> None:
         GarbledFrame: not an answer to this request.
         StaleTicket, TicketInvalid, StaleIncarnation, AccessDenied: reported by the exporter.
     """
-    try:
+    with unanswered(endpoint):
         await send_frame(sock, PullRequest.of(read))
+    await receive_first_verdict(sock, read.num_bytes, endpoint)
+
+
+async def receive_first_verdict(sock: socket.socket, num_bytes: int, endpoint: str) -> None:
+    """Receive the verdict on a request for so many bytes. Raises as `ask`."""
+    with unanswered(endpoint):
         verdict = await receive_frame(sock, PullVerdict, MAX_VERDICT_BYTES)
+    verdict.check()
+    if verdict.num_bytes != num_bytes:
+        raise GarbledFrame(f"{endpoint} announced {verdict.num_bytes} bytes instead of {num_bytes}")
+
+
+@contextmanager
+def unanswered(endpoint: str) -> Iterator[None]:
+    """Errors of a connection on which nothing of an answer has been received become Unanswered."""
+    try:
+        yield
     except GarbledFrame:
         raise
     except (OSError, PeerLost) as error:
         raise Unanswered(f"{endpoint} did not answer: {error}") from error
-    verdict.check()
-    if verdict.num_bytes != read.num_bytes:
-        raise GarbledFrame(
-            f"{endpoint} announced {verdict.num_bytes} bytes instead of {read.num_bytes}"
-        )
 
 
-async def receive_final_verdict(sock: socket.socket) -> None:
-    """Receive the exporter's verdict on the bytes that have arrived.
+async def receive_few(sock: socket.socket, read: BlockRead, endpoint: str) -> bool:
+    """Send the request for few blocks, and receive them together with both verdicts.
+
+    False: the first verdict is another one, and still to be received. Raises as `ask`.
+    """
+    rows, position = read.rows, 0
+    head, tail = first_verdict(read.num_bytes), np.empty(len(VALID), np.uint8)
+    end = len(head) + read.num_bytes + len(VALID)
+    try:
+        if left := send_now(sock, frame_bytes(PullRequest(read.sealed, *astuple(read.box)))):
+            await send_all(sock, left)
+        while position < end:
+            await wait_readable(sock)
+            position = _native.receive_blocks(
+                sock.fileno(),
+                head,
+                read.destination.flat,
+                rows.block_bytes,
+                read.destination_ids,
+                rows.rows,
+                rows.last_rows,
+                tail,
+                position,
+            )
+            if position < 0:
+                return False
+    except OSError as error:
+        if position:
+            raise
+        raise Unanswered(f"{endpoint} did not answer: {error}") from error
+    if (said := tail.tobytes()) != VALID:
+        await receive_final_verdict(sock, said)
+    return True
+
+
+async def receive_final_verdict(sock: socket.socket, begun: bytes = b"") -> None:
+    """Receive the exporter's verdict, or its rest, on the bytes that have arrived.
 
     Raises:
         StaleTicket: a block was reused meanwhile.
         PeerLost, OSError: there was no verdict.
     """
-    (await receive_frame(sock, PullVerdict, MAX_VERDICT_BYTES)).check()
+    (await receive_frame(sock, PullVerdict, MAX_VERDICT_BYTES, begun)).check()
 
 
 def _split(endpoint: str) -> tuple[str, int]:

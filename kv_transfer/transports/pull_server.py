@@ -30,6 +30,8 @@ from kv_transfer.spans.plan import Spans, is_quick, source_ranges
 from kv_transfer.threads import CancelFlag, CopyThreads
 from kv_transfer.transports import tls
 from kv_transfer.transports.acceptor import Acceptor
+from kv_transfer.transports.block_answers import BlockAnswers
+from kv_transfer.transports.block_read import BlockPlanner
 from kv_transfer.transports.frames import (
     MAX_REQUEST_BYTES,
     CodedPullRequest,
@@ -108,8 +110,14 @@ class _Connection:
     sock: socket.socket
     task: asyncio.Task[None] | None = None
     access: bytes = b""  # the access token, once it is verified
+    answers: BlockAnswers | None = None  # to requests for few blocks, of a transport that has them
     is_pulling: bool = False
     num_bytes: int = 0  # that were sent, or should have been
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a pull is being answered."""
+        return self.is_pulling or (self.answers is not None and self.answers.is_busy)
 
 
 class PullServer:
@@ -123,6 +131,7 @@ class PullServer:
         limits: PullLimits,
         threads: CopyThreads,
         codecs: Mapping[str, Codec] = NO_CODECS,
+        planner: BlockPlanner | None = None,
     ) -> None:
         """Args:
         name: the name of the transport.
@@ -131,7 +140,9 @@ class PullServer:
         limits: for connections.
         threads: for what would take too long on the event loop; the caller closes them.
         codecs: that the payloads have, by name.
+        planner: of few blocks, which are sent over connections without TLS as they are.
         """
+        self._planner = None if source.tls is not None else planner
         self._codecs = codecs
         self._name = name
         self._source = source
@@ -191,7 +202,7 @@ class PullServer:
 
         A puller whose idle connection was closed opens a new one.
         """
-        idle = [c for c in self._connections if not c.is_pulling]
+        idle = [c for c in self._connections if not c.is_busy]
         return min(idle, key=lambda c: bool(c.access), default=None)
 
     async def _serve(self, connection: _Connection) -> None:
@@ -199,6 +210,14 @@ class PullServer:
             if not await self._is_admitted(connection):
                 return
             payload = await self._open_payload(connection.sock)
+            if self._planner is not None:
+                connection.answers = BlockAnswers(
+                    connection.sock,
+                    connection.access,
+                    self._source,
+                    self._planner,
+                    self._limits.stall_s,
+                )
             try:
                 while request := await self._next_request(connection):
                     connection.is_pulling = True
@@ -240,8 +259,11 @@ class PullServer:
         """The next request; None if the puller has closed the connection or broke the protocol."""
         limits = self._limits
         try:
-            async with asyncio.timeout(limits.idle_s):
-                await wait_readable(connection.sock)
+            if connection.answers is not None:
+                await connection.answers.until_other(limits.idle_s)
+            else:
+                async with asyncio.timeout(limits.idle_s):
+                    await wait_readable(connection.sock)
         except TimeoutError:
             return None
         try:

@@ -20,8 +20,17 @@ from kv_transfer.codecs.codec import RAW
 from kv_transfer.memory import cpu_pool
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag, slice_s, together
+from kv_transfer.transports.block_read import BlockRead
 from kv_transfer.transports.interface import Read, Reader
-from kv_transfer.transports.pull_client import Unanswered, ask, dial, lending, receive_final_verdict
+from kv_transfer.transports.pull_client import (
+    Unanswered,
+    ask,
+    dial,
+    lending,
+    receive_few,
+    receive_final_verdict,
+    receive_first_verdict,
+)
 from kv_transfer.transports.sockets import receive_exactly, wait_readable
 from kv_transfer.transports.span_io import receive_spans
 from kv_transfer.transports.split_read import split_read
@@ -86,7 +95,14 @@ class TcpChannel:
         parts = split_read(read, self._layout, _NUM_STREAMS)
         await together([self._read_part(part) for part in parts])
 
-    async def _read_part(self, read: Read) -> None:
+    async def read_blocks(self, read: BlockRead) -> None:
+        """As `read`, but the blocks and both verdicts arrive in one call, if all are there."""
+        if self._tls is not None:
+            await self._read_part(read.planned())
+        else:
+            await self._read_part(read)
+
+    async def _read_part(self, read: Read | BlockRead) -> None:
         sock = self._take_idle()
         if sock is not None:
             # If the exporter has closed an idle connection, nothing was received: try a new one.
@@ -101,10 +117,16 @@ class TcpChannel:
         while self._idle:
             self._idle.pop().close()
 
-    async def _read_on(self, sock: socket.socket, read: Read) -> None:
+    async def _read_on(self, sock: socket.socket, read: Read | BlockRead) -> None:
         with lending(partial(self._take_back, sock), sock.close):
             try:
-                await ask(sock, read, self._endpoint)
+                if isinstance(read, BlockRead):
+                    if await receive_few(sock, read, self._endpoint):
+                        return
+                    read = read.planned()
+                    await receive_first_verdict(sock, read.num_bytes, self._endpoint)
+                else:
+                    await ask(sock, read, self._endpoint)
                 await self._receive(sock, read)
                 await receive_final_verdict(sock)
             except OSError as error:

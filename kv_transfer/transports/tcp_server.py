@@ -18,6 +18,7 @@ from kv_transfer.codecs.chunks import CODING_COSTS, Encoder
 from kv_transfer.memory import cpu_pool
 from kv_transfer.spans.plan import Spans
 from kv_transfer.threads import CancelFlag, CopyThreads, slice_s
+from kv_transfer.transports.block_read import planner_of
 from kv_transfer.transports.interface import Source
 from kv_transfer.transports.pull_server import PullLimits, PullServer, VerifiedPull
 from kv_transfer.transports.sockets import wait_writable
@@ -41,6 +42,7 @@ class TcpServer:
             self._limits,
             self._threads,
             codecs_for(source.layout),
+            planner_of(source.layout, source.pool),
         )
 
     async def start(self, host: str, advertised_host: str, port: int = 0) -> TransportOffer:

@@ -53,10 +53,10 @@ async def test_a_cancelled_pull_does_not_spoil_the_next(pair: Pair) -> None:
 
 async def test_a_pull_ends_at_its_deadline(pair: Pair) -> None:
     started_s = time.monotonic()
-    async with endless_pull(pair, timeout_s=0.3) as task:
-        with pytest.raises(TransferTimeout, match=r"'p0'.*longer than 0\.3 s"):
+    async with endless_pull(pair, timeout_s=1) as task:
+        with pytest.raises(TransferTimeout, match=r"'p0'.*longer than 1 s"):
             await task
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 10
     assert pair.puller.statistics.timeouts == 1
 
 
@@ -150,7 +150,7 @@ def test_the_promise_holds_on_uvloop(kind: str) -> None:
         async with open_pair(kind, LARGE, num_blocks=4) as pair:
             async with endless_pull(pair) as task:
                 await cancel_and_wait(task)
-            async with endless_pull(pair, timeout_s=0.3) as task:
+            async with endless_pull(pair, timeout_s=1) as task:
                 with pytest.raises(TransferTimeout):
                     await task
             await pair.pull(pair.exporter.issue("r", 0, 128, [3, 0]), [0, 1])
