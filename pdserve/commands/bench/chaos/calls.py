@@ -72,6 +72,11 @@ def _response(random: Random, number: int, **fields: Any) -> tuple[str, Body]:
     return "/v1/responses", body
 
 
+def _message(random: Random, number: int, **fields: Any) -> tuple[str, Body]:
+    body = {"messages": [{"role": "user", "content": f"Tell me story {number}."}], **fields}
+    return "/v1/messages", {**body, "max_tokens": 300}
+
+
 _LONG: Final = {"ignore_eos": True}
 _DRAWN: Final = {"temperature": 0.9, "top_p": 0.95}
 _JSON: Final = {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}}
@@ -98,6 +103,7 @@ KINDS: Final[dict[str, Make]] = {
     "unary": lambda r, n: _completion(r, n, seed=n, n=2, **_DRAWN, **_LONG),
     "response": lambda r, n: _response(r, n, seed=n, stream=True, **_DRAWN),
     "background": lambda r, n: _response(r, n, seed=n, background=True, **_DRAWN),
+    "message": lambda r, n: _message(r, n, temperature=0, stream=True),
     "short": lambda r, n: _chat(r, n, temperature=0, max_tokens=r.choice([1, 2])),
 }
 
@@ -111,6 +117,6 @@ def make_call(kind: str, number: int, names: Sequence[str]) -> ChaosCall:
     """The call of this kind and number, for one of these models and adapters."""
     random = Random(f"{kind} {number}")
     path, body = KINDS[kind](random, number)
-    if body.get("stream") and path != "/v1/responses":
+    if body.get("stream") and path.endswith("completions"):
         body = {**body, "stream_options": {"include_usage": True}}
     return ChaosCall(kind, number, path, {"model": name_for(number, names), **body})

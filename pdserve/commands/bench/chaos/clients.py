@@ -18,6 +18,7 @@ NO_END: Final = "no end"
 _COMES_BACK_S: Final = 0.1  # after its connection broke, or was refused
 _BEHIND: Final = "idempotency_key_in_use"  # its former connection is not known to be gone yet
 _UNAVAILABLE: Final = 503
+_OVERLOADED: Final = 529  # which the Messages API says instead
 _LOGPROBS: Final = 1000  # a choice's log-probabilities are compared like another choice
 
 
@@ -73,7 +74,8 @@ async def _is_heard(
     heard.error, heard.is_broken = "", False
     try:
         async with _asked(session, url + call.path, call, heard) as response:
-            heard.status = response.status
+            is_busy = response.status == _OVERLOADED
+            heard.status = _UNAVAILABLE if is_busy else response.status
             if response.status == 200 and call.is_in_background:
                 return _is_made(heard, await response.read())
             if response.status != 200 or not call.is_streamed:
@@ -108,7 +110,7 @@ def _is_made(heard: HeardStream, content: bytes) -> bool:
     for item in body["output"]:
         for part in item.get("content") or ():
             heard.add(0, part.get("text", ""))
-    _take_response_event(heard, {"type": f"response.{body['status']}", "response": body})
+    _take_event(heard, {"type": f"response.{body['status']}", "response": body})
     return True
 
 
@@ -138,7 +140,7 @@ async def _take_events(heard: HeardStream, response: aiohttp.ClientResponse) -> 
         elif "choices" in body:
             _take_choices(heard, body, "delta")
         else:
-            _take_response_event(heard, body)
+            _take_event(heard, body)
         heard.last_id = event_id
 
 
@@ -169,10 +171,17 @@ def _take_choices(heard: HeardStream, body: Body, part: str) -> None:
         heard.num_guessed = details.get("accepted_prediction_tokens", 0)
 
 
-def _take_response_event(heard: HeardStream, body: Body) -> None:
+def _take_event(heard: HeardStream, body: Body) -> None:
     kind = body.get("type", "")
     if kind == "response.output_text.delta":
         heard.add(0, body["delta"])
+    elif kind == "content_block_delta":
+        heard.add(0, body["delta"].get("text", ""))
+    elif kind == "message_delta":
+        heard.finish_reasons.setdefault(0, []).append(body["delta"]["stop_reason"])
+        heard.completion_tokens = body["usage"]["output_tokens"]
+    elif kind == "message_stop":
+        heard.num_ends += 1
     elif kind in ("response.completed", "response.incomplete", "response.failed"):
         heard.num_ends += 1
         answer = body["response"]
@@ -186,4 +195,7 @@ def _take_response_event(heard: HeardStream, body: Body) -> None:
 
 
 def _words(error: Body | None) -> str:
-    return f"{error.get('code')}: {error.get('message')}" if error else "an error without words"
+    if not error:
+        return "an error without words"
+    code = error.get("code") or (error.get("details") or {}).get("error_code")  # Messages have that
+    return f"{code}: {error.get('message')}"

@@ -144,6 +144,14 @@ async def _stored(attacker: Attacker, number: int) -> None:
     )
 
 
+async def _batches(attacker: Attacker, number: int) -> None:
+    bodies = (
+        _completion(attacker, number, prompt=attacker.ids(256, number * 512 + i), max_tokens=64)
+        for i in range(512)
+    )
+    await attacker.batch(_COMPLETIONS, bodies)
+
+
 async def _metrics(attacker: Attacker, number: int) -> None:
     await attacker.get("/metrics")
 
@@ -167,6 +175,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "priorities": Attack("every priority that there is", _priorities, 16),
     "embeddings": Attack("embeddings of 64 texts a call", _embeddings, 4),
     "stored": Attack("responses to be stored", _stored, 8),
+    "batches": Attack("batches of 512 calls, which nobody waits for", _batches, 2),
     "metrics": Attack("scrapes, without a key", _metrics, 4, has_key=False),
     "generated": Attack("calls drawn at random", generated, 12),
 }

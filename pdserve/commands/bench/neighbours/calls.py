@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 from pdserve.commands.bench.load.client import PLAIN_IDS, sharing
 
 _TRICKLE_S = 0.5
+_UNDER_WAY = ("validating", "in_progress", "finalizing")
 
 
 @dataclass(slots=True)
@@ -34,6 +36,23 @@ class Attacker:
     async def post(self, path: str, body: dict[str, Any] | bytes) -> None:
         """Send a call, and read all of its answer."""
         await self._post(path, body)
+
+    async def batch(self, path: str, bodies: Iterable[dict[str, Any]]) -> None:
+        """Have a file of calls answered by a batch, and see it end."""
+        lines = (
+            {"custom_id": str(i), "method": "POST", "url": path, "body": body}
+            for i, body in enumerate(bodies)
+        )
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", b"\n".join(map(msgspec.json.encode, lines)), filename="calls.jsonl")
+        file = await self._made("/v1/files", data=form)
+        made = {"input_file_id": file["id"], "endpoint": path, "completion_window": "24h"}
+        batch = await self._made("/v1/batches", json=made)
+        while batch["status"] in _UNDER_WAY:
+            await asyncio.sleep(_TRICKLE_S)
+            async with self.session.get(f"{self.url}/v1/batches/{batch['id']}") as response:
+                batch = await response.json()
+        self.ends[f"batch {batch['status']}"] += 1
 
     async def leave(self, path: str, body: dict[str, Any], after_s: float) -> None:
         """Send a call, and close the connection after that time."""
@@ -95,6 +114,13 @@ class Attacker:
         """A prompt that nobody has sent before, if `number` was not used before."""
         first = [PLAIN_IDS[(number >> shift) % len(PLAIN_IDS)] for shift in (0, 7, 14)]
         return (first + [PLAIN_IDS[i % len(PLAIN_IDS)] for i in range(count)])[:count]
+
+    async def _made(self, path: str, **fields: Any) -> dict[str, Any]:
+        async with self.session.post(self.url + path, **fields) as response:
+            self.ends[str(response.status)] += 1
+            response.raise_for_status()
+            made: dict[str, Any] = await response.json()
+            return made
 
     async def _post(self, path: str, body: dict[str, Any] | bytes) -> None:
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
