@@ -18,7 +18,7 @@ ENV := $(VENV)/.env-stamp
 ENV_TEST := $(VENV)/.env-test-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-test demo check test test-long test-upgrade lint types contracts house gpu-check real wheel lock kustomize proto demo-model clean
+.PHONY: help env env-test demo check test test-long test-upgrade test-ray lint types contracts house gpu-check real wheel lock kustomize proto demo-model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -37,6 +37,10 @@ test: $(ENV_TEST) ## run the tests: one case of each feature
 
 test-long: $(ENV_TEST) ## run the matrices too: families x formats x modes x kills
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+test-ray: $(ENV_TEST) ## install Ray, and run a cluster on three of its machines, all of them here
+	$(INSTALL) '.[test,ray]' $(PIP_FLAGS)
+	$(BIN)/python -m pytest tests/cluster/commands/test_ray*.py tests/deploy/test_ray_machines.py
 
 lint: $(ENV_TEST) ## ruff: rules and format
 	$(BIN)/ruff check .

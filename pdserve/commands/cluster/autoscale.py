@@ -1,4 +1,4 @@
-"""Starts and drains nodes of one machine, as the coordinator says that load asks for.
+"""Starts and drains nodes, as the coordinator says that load asks for.
 
 A node of the other pool is the cheapest new node, and the coordinator moves it by itself
 (`coordinator/pools/rebalancer.py`). Next comes one on standby, which has its weights and waits:
@@ -35,7 +35,11 @@ class ScaleStep:
 
 
 def next_steps(
-    status: ClusterStatus, started: Sequence[str], spare: Sequence[str], scale: Scale
+    status: ClusterStatus,
+    started: Sequence[str],
+    spare: Sequence[str],
+    scale: Scale,
+    unplaced: Sequence[str] = (),
 ) -> list[ScaleStep]:
     """Return what to do now, if anything: start all that lacks, or one change.
 
@@ -45,12 +49,13 @@ def next_steps(
         spare: nodes that could be started, in the order in which to do so.
         scale: least and most nodes of each pool. One that nodes have moved to may have more, as
             long as load asks for them.
+        unplaced: those of the started ones that no machine has room for yet; one may wait so.
     """
     nodes = [status.node(name) for name in started]
     known = [node for node in nodes if node is not None]
     serving = [node for node in known if node.state == "ready"]
     standby = [node for node in known if node.is_standby]
-    if len(serving) + len(standby) < len(started):
+    if len(serving) + len(standby) + len(unplaced) < len(started):
         return []  # what the last change does has to be seen first
     have: Mapping[RoleName, int] = Counter(node.role for node in serving)
     desired = status.coordinator.desired_nodes
@@ -60,12 +65,16 @@ def next_steps(
     }
     short = sorted((p for p in lacking if lacking[p] > 0), key=lambda pool: -lacking[pool])
     if sum(lacking.values()) > 0:
+        if unplaced:
+            return []  # they are asked for already
         if standby and any(_is_given_one(pool, desired, have) for pool in short):
             return []  # the coordinator has it begin
         first = [name for pool in short for name in _first(spare, pool, lacking[pool])]
         return [ScaleStep("start", name) for name in first[: sum(lacking.values())]]
     if lacking and not short:
-        return _less(lacking, serving, standby, spare)
+        if len(unplaced) > 1:
+            return [ScaleStep("retire", name) for name in unplaced[1:]]
+        return _less(lacking, serving, [*(n.node_id for n in standby), *unplaced], spare)
     return []
 
 
@@ -89,7 +98,7 @@ def _first(names: Sequence[str], pool: RoleName, number: int) -> list[str]:
 def _less(
     lacking: Mapping[RoleName, int],
     serving: Sequence[NodeStatus],
-    standby: Sequence[NodeStatus],
+    standby: Sequence[str],
     spare: Sequence[str],
 ) -> list[ScaleStep]:
     """Return what to do where no pool lacks a node."""
@@ -99,7 +108,7 @@ def _less(
         idlest = min(mine, key=lambda node: (node.running_requests, node.queued_tokens))
         return [ScaleStep("retire", idlest.node_id)]
     if not serving:  # it sleeps
-        return [ScaleStep("retire", node.node_id) for node in standby[:1]]
+        return [ScaleStep("retire", name) for name in standby[:1]]
     return [] if standby else [ScaleStep("start on standby", name) for name in spare[:1]]
 
 
@@ -114,16 +123,22 @@ class Autoscaler:
 
     async def run(self) -> NoReturn:
         """Look every second, since load changes with time; until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                status = await self._cluster.status()
-            except ClusterError:  # it is being started again
-                continue
-            started = self._cluster.started_nodes
-            spare = [name for name in self._cluster.node_names if name not in started]
-            steps = next_steps(status, started, spare, self._scale)
-            await asyncio.gather(*(self._make(step) for step in steps))
+        making: dict[str, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                making = {name: task for name, task in making.items() if not task.done()}
+                unplaced = self._cluster.unplaced_nodes
+                if making.keys() - unplaced:
+                    continue
+                try:
+                    status = await self._cluster.status()
+                except ClusterError:  # it is being started again
+                    continue
+                started = self._cluster.started_nodes
+                spare = [name for name in self._cluster.node_names if name not in started]
+                for step in next_steps(status, started, spare, self._scale, unplaced):
+                    making[step.name] = group.create_task(self._make(step))
 
     async def _make(self, step: ScaleStep) -> None:
         if step.what == "retire":

@@ -41,6 +41,10 @@ class Scale(msgspec.Struct, frozen=True):
     least: int
     most: int
 
+    def is_first(self, name: str) -> bool:
+        """Whether a node is there from the start on, and not only when it is needed."""
+        return int(name.rpartition("-")[2]) < max(1, self.least)
+
 
 class ClusterConfig(ConfigStruct, frozen=True):
     """A cluster that one command runs. What all nodes share is given once."""
@@ -102,8 +106,6 @@ class ClusterConfig(ConfigStruct, frozen=True):
         if self.models:
             self._check_models()
         if self.mode == "multiplexed":
-            if self.on:
-                raise ValueError(f"on: {self.on}: mode multiplexed is for nodes of this machine")
             for name, given in (
                 ("tensor_parallel", self.engine.tensor_parallel > 1),
                 ("pipeline_parallel", self.engine.pipeline_parallel > 1),

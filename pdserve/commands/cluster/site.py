@@ -61,6 +61,10 @@ class Site(Protocol):
         """
         ...
 
+    def leave(self, name: str) -> None:
+        """Give back what a node has had, which has ended and may be started again."""
+        ...
+
     async def release(self) -> None:
         """Give back what was reserved, when all processes have ended. May be called again."""
         ...
@@ -126,6 +130,9 @@ class ThisMachine:
         words = [*argv, f"--die-with-parent={os.getpid()}"]
         keys = keys_of_coordinator(os.environ, self.supervisor_token) if name == COORDINATOR else {}
         return self._make_child(name, words, on_line, on_exit, keys=keys)
+
+    def leave(self, name: str) -> None:
+        """As Site.leave."""
 
     def _ledger(self, node: str) -> str:
         """A file that its places open, and that nobody has to remove."""

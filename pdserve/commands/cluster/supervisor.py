@@ -134,6 +134,11 @@ class Cluster:
         started = (name for name in self.node_names if name in self._processes)
         return [name for name in started if name not in self._retired]
 
+    @property
+    def unplaced_nodes(self) -> list[str]:
+        """Those of them that no machine has had room for yet."""
+        return [name for name in self.started_nodes if not self.pid(name)]
+
     def pid(self, name: str) -> int:
         """The process id, also after the end of the process."""
         return self._processes[name].pid
@@ -176,15 +181,10 @@ class Cluster:
         self._start(COORDINATOR)
         if self._before_nodes is not None:
             await self._before_nodes()
-        for name in self.node_names:
-            if self._is_first(name):
-                self._start(name)
-
-    def _is_first(self, name: str) -> bool:
-        """Whether the process is there from the start on, and not only when it is needed."""
         scale = self.config.scale
-        kind, _, number = name.rpartition("-")
-        return scale is None or not kind or int(number) < max(1, scale.least)
+        for name in self.node_names:
+            if scale is None or scale.is_first(name):
+                self._start(name)
 
     async def wait_ready(self, on_status: Callable[[ClusterStatus], None] | None = None) -> None:
         """Wait until all nodes are ready; `on_status` is called with every status on the way.
@@ -264,7 +264,10 @@ class Cluster:
     async def retire_node(self, name: str) -> Exit:
         """As drain_node, and nobody starts it again unless it is needed."""
         self._retired.add(name)
-        return await self.drain_node(name)
+        end = await self.drain_node(name)
+        if name in self._retired:  # nobody has started it again meanwhile
+            self._site.leave(name)
+        return end
 
     async def drain_node(self, name: str) -> Exit:
         """Send SIGTERM, and SIGKILL after the drain deadline; returns when it has ended."""

@@ -55,10 +55,14 @@ def node(name: str, role: RoleName, state: StateName = "ready", requests: int = 
 
 
 def steps(
-    nodes: Sequence[NodeStatus], prefill: int, decode: int, scale: Scale = ONE_TO_THREE
+    nodes: Sequence[NodeStatus],
+    prefill: int,
+    decode: int,
+    scale: Scale = ONE_TO_THREE,
+    unplaced: Sequence[str] = (),
 ) -> list[ScaleStep]:
     """What is done where so many nodes are desired."""
-    started = [status.node_id for status in nodes]
+    started = [*(status.node_id for status in nodes), *unplaced]
     status = ClusterStatus(
         model="m",
         mode="disaggregated",
@@ -68,7 +72,7 @@ def steps(
         coordinator=CoordinatorStatus(desired_nodes={"prefill": prefill, "decode": decode}),
     )
     spare = [name for name in NODES if name not in started]
-    return next_steps(status, started, spare, scale)
+    return next_steps(status, started, spare, scale, unplaced)
 
 
 P0, P1 = node("prefill-0", "prefill"), node("prefill-1", "prefill")
@@ -131,6 +135,16 @@ def test_what_the_coordinator_does_not_give_to_a_pool_is_started() -> None:
     )
     assert steps([P0, P1, D0, D1, waits], 3, 2, Scale(2, 3)) == []
     assert steps([D0, D1, waits], 1, 1, Scale(2, 3)) == [], "an empty pool waits for no flip"
+
+
+def test_what_no_machine_has_room_for_stands_in_nobodys_way() -> None:
+    waits = ["prefill-1"]
+    assert steps([P0, D0], 1, 2, unplaced=waits) == [], "it is asked for already"
+    assert steps([P0, D0], 1, 1, unplaced=waits) == [], "as if it were on standby"
+    assert steps([P0, D0, D1], 1, 1, unplaced=waits) == [ScaleStep("retire", "decode-1")]
+    both = [*waits, "decode-1"]
+    assert steps([P0, D0], 1, 1, unplaced=both) == [ScaleStep("retire", "decode-1")]
+    assert steps([], 0, 0, Scale(0, 3), waits) == [ScaleStep("retire", "prefill-1")]
 
 
 def test_a_cluster_that_sleeps_wakes_all_pools_at_once() -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,91 +14,25 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from pdserve.commands.cluster.child import Child, Exit
-from pdserve.commands.cluster.ports import ReservedPort
+from pdserve.commands.cluster.child import Child
 from pdserve.commands.cluster.status import fetch_status
-from pdserve.commands.cluster.supervisor import OWN_COMMAND
 from pdserve.settings.flags import as_flags
-from tests.architecture.repository import ROOT
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
+from tests.cluster.commands.ray_up import (
+    STOP_S,
+    Machines,
+    Up,
+    machine_of,
+    machines,
+    processes,
+)
 from tests.cluster.fleet import START_S, fleet_config, poll
 
 if find_spec("ray") is None:
     pytest.skip("the ray extra is not installed", allow_module_level=True)
 
-MACHINES = 3
-# Ray takes what it calls a loopback cluster for one of a laptop, and else listens everywhere.
-SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-STOP_S = 30.0
-
-
-@dataclass
-class Up:
-    """A `pdserve up` that runs."""
-
-    lines: list[str] = field(default_factory=list)
-    ends: list[Exit] = field(default_factory=list)
-
-    def start(self, *flags: str) -> Child:
-        """Begin."""
-        words = [*OWN_COMMAND, "up", *flags]
-        return Child("up", words, lambda _, line: self.lines.append(line), self.ends.append)
-
-    async def told(self, pattern: str, times: int = 1) -> re.Match[str]:
-        """Wait until it has written this so often; the last one."""
-        found: list[re.Match[str]] = []
-
-        async def look() -> bool:
-            assert not self.ends, "\n".join(self.lines)
-            found[:] = [match for line in self.lines if (match := re.search(pattern, line))]
-            return len(found) >= times
-
-        await poll(look, START_S, lambda: f"no {pattern}: " + "\n".join(self.lines[-30:]))
-        return found[-1]
-
-
-@dataclass
-class Machines:
-    """Of Ray, the first of which is the head."""
-
-    process: subprocess.Popen[str]
-    client_port: int  # of the head, for those who are on none of them
-    raylets: list[int] = field(default_factory=list)  # process id of each one's Ray
-
-    def lose(self, raylet: int) -> None:
-        """Have a machine vanish."""
-        assert self.process.stdin is not None
-        print(raylet, file=self.process.stdin, flush=True)
-
-
-@pytest.fixture(scope="module")
-def machines() -> Iterator[Machines]:
-    """A Ray cluster, which who asks for Ray's of this machine is led to."""
-    port = ReservedPort("127.0.0.1")
-    words = [
-        sys.executable,
-        "-m",
-        "tests.cluster.commands.ray_machines",
-        str(MACHINES),
-        str(port.port),
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in SETTINGS.items():
-            patch.setenv(name, value)
-        with subprocess.Popen(
-            words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                assert process.stdout is not None
-                address, *raylets = json.loads(process.stdout.readline())
-                patch.setenv("RAY_ADDRESS", address)
-                yield Machines(process, port.port, raylets)
-                assert process.poll() is None
-            finally:
-                port.close()
-                process.communicate(timeout=STOP_S)
-        assert process.returncode == 0
+__all__ = ["machines"]  # a fixture
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -123,29 +54,6 @@ async def up(machines: Machines, tiny_checkpoint: Path) -> AsyncIterator[tuple[U
     finally:
         child.send_signal(signal.SIGKILL)
         await child.ended()
-
-
-def processes(flag: str) -> list[psutil.Process]:
-    """Those below Ray's that were started with this flag."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "pdserve" in words and any(flag in word for word in words):
-            found.append(process)
-    return [process for process in found if is_of_ray(process)]
-
-
-def machine_of(name: str) -> int:
-    """The Ray process of the machine that this node is on."""
-    (process,) = processes(f"--node-id={name}")
-    actor = process.parent()
-    assert actor is not None
-    return actor.ppid()
-
-
-def is_of_ray(process: psutil.Process) -> bool:
-    parent = process.parent()
-    return parent is not None and "ray::" in " ".join(parent.cmdline())
 
 
 async def test_the_answers_are_those_of_a_plain_cluster(
@@ -213,17 +121,30 @@ async def test_ray_starts_an_actor_again_that_is_killed(
 
 
 async def test_a_node_whose_machine_is_lost_goes_to_another(
-    up: tuple[Up, Child, str], machines: Machines
+    up: tuple[Up, Child, str], machines: Machines, client: Client
 ) -> None:
     head, *_ = machines.raylets
     name = "decode-0" if machine_of("decode-0") != head else "prefill-0"
     former = machine_of(name)
     assert former in machines.raylets
     before = len([line for line in up[0].lines if f"{name} is ready again" in line])
-    machines.lose(former)
+    prompts = [make_prompt(length) for length in (30, 31, 90)]
+    async with Client(up[2]) as on_ray:
+        streams = [asyncio.create_task(on_ray.stream_all(prompt, 900)) for prompt in prompts]
+        await poll(lambda: _runs(up[2], len(prompts)), START_S, lambda: "they do not run")
+        machines.lose(former)
+        heard = [await stream for stream in streams]
     await up[0].told(f"{name} is ready again", before + 1)
     assert machine_of(name) != former
+    for prompt, output in zip(prompts, heard, strict=True):
+        assert output.error is None
+        assert output.token_ids == (await client.stream_all(prompt, 900)).token_ids
     await answers(up[2])
+
+
+async def _runs(url: str, number: int) -> bool:
+    status = await fetch_status(url)
+    return sum(node.running_requests for node in status.nodes if node.role == "decode") == number
 
 
 async def answers(url: str) -> None:

@@ -54,6 +54,15 @@ def demand(
     )
 
 
+def check_splits(asked: RayDemand) -> None:
+    """Raises ConfigError: the nodes of mode multiplexed have no cores to split."""
+    if asked.gpus or asked.cpus < 2:
+        raise ConfigError(
+            f"--mode multiplexed splits the cores of each node, which would have {asked.cpus} CPUs "
+            f"and {asked.gpus} GPUs: ask for --threads 2 or more and --device cpu"
+        )
+
+
 def fitted(asked: RayDemand, number: int, cores: Sequence[int]) -> list[str]:
     """The flags of the node that is the `number`-th of its machine.
 

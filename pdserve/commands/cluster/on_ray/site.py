@@ -1,9 +1,10 @@
 """The machines of a Ray cluster as the site of ours.
 
-Each process is run by an actor. Those of a pool have a placement group, so that Ray finds room for
-all of a pool or for none of it, on as many machines as it can, and finds it again for those whose
-machine was lost. The coordinator is on Ray's head machine, whose address is known and without which
-there is no Ray: its own must not change.
+Each process is run by an actor, and Ray spreads them over machines. Those of a pool have a
+placement group, so that Ray finds room for all of a pool or for none of it, and finds it again for
+those whose machine was lost. Nodes that come and go with the load have none: it would keep the room
+of those that went. The coordinator is on Ray's head machine, whose address is known and without
+which there is no Ray: its own must not change.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pdserve.commands.cluster.child import ExitSink, LineSink, Process
 from pdserve.commands.cluster.config import ClusterConfig
-from pdserve.commands.cluster.on_ray.demands import RayDemand, demand, fitted
+from pdserve.commands.cluster.on_ray.demands import RayDemand, check_splits, demand, fitted
 from pdserve.commands.cluster.on_ray.process import ActorProcess, answer
 from pdserve.commands.cluster.on_ray.runner import RayPlace, RayRunner
 from pdserve.commands.cluster.plan import (
@@ -61,6 +62,7 @@ class OnRay:
         self._token = secrets.token_hex(32)  # whoever has it may join
         self._demand = RayDemand(0, 0, 0)
         self._groups: list[PlacementGroup] = []
+        self._in_groups: dict[str, PlacementGroupSchedulingStrategy] = {}  # by name of a node
         self._actors: dict[str, Any] = {}  # name of a process |-> handle of its Runner
         self._shares: dict[str, _Share] = {}  # name of a node |-> where it has been started
         self._head = ""  # address of the machine of the coordinator
@@ -81,12 +83,12 @@ class OnRay:
     async def plan(self) -> list[ProcessPlan]:
         """As Site.plan."""
         config = self._config
-        if config.scale is not None:
-            raise ConfigError("--autoscale starts nodes of this machine, and is not for --on ray")
         await asyncio.to_thread(_connect, config.on)
         nodes = cluster_nodes(config)
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._demand = demand(config.engine, len(nodes), machines)
+        if config.mode == "multiplexed":
+            check_splits(self._demand)
         await self._reserve_ports()
         await self._place(nodes)
         coordinator = plan_coordinator(config, self._ports[0], self._head, self._ports[1])
@@ -119,25 +121,35 @@ class OnRay:
             self._ports = await answer(actor.reserve.remote(addresses))
 
     async def _place(self, nodes: Sequence[PlannedNode]) -> None:
-        """Have Ray find room for both pools."""
-        asked = self._demand
-        for pool in ("prefill", "decode"):
-            names = [node.name for node in nodes if node.kind == pool]
-            if not names:
-                continue
-            group = placement_group([asked.bundle] * len(names), strategy="SPREAD")
-            self._groups.append(group)
-            for index, name in enumerate(names):
-                runner = ray.remote(RayRunner).options(
-                    num_cpus=asked.cpus,
-                    num_gpus=asked.gpus,
-                    memory=asked.memory_bytes or None,
-                    max_restarts=-1,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
-                )
-                self._actors[name] = runner.remote(self._token, {})
-        async with self._in_time(f"{len(nodes)} nodes with {_told(asked.bundle)} each"):
+        """Have Ray find room for both pools, as far as they are there from the start on."""
+        scale, bundle = self._config.scale, self._demand.bundle
+        first = [node for node in nodes if scale is None or scale.is_first(node.name)]
+        for pool in ("prefill", "decode") if scale is None else ():
+            names = [node.name for node in first if node.kind == pool]
+            if names:
+                group = placement_group([bundle] * len(names), strategy="SPREAD")
+                self._groups.append(group)
+                self._in_groups |= {
+                    name: PlacementGroupSchedulingStrategy(group, index)
+                    for index, name in enumerate(names)
+                }
+        async with self._in_time(f"{len(first)} nodes with {_told(bundle)} each"):
             await asyncio.gather(*(answer(group.ready()) for group in self._groups))
+            await asyncio.gather(*(answer(self._actor(n.name).place.remote()) for n in first))
+
+    def _actor(self, name: str) -> Any:
+        """The actor of a node: its Runner's handle."""
+        if name not in self._actors:
+            asked = self._demand
+            runner = ray.remote(RayRunner).options(
+                num_cpus=asked.cpus,
+                num_gpus=asked.gpus,
+                memory=asked.memory_bytes or None,
+                max_restarts=-1,
+                scheduling_strategy=self._in_groups.get(name, "SPREAD"),
+            )
+            self._actors[name] = runner.remote(self._token, {})
+        return self._actors[name]
 
     @asynccontextmanager
     async def _in_time(self, what: str) -> AsyncIterator[None]:
@@ -163,7 +175,13 @@ class OnRay:
         async def command_line() -> Sequence[str]:
             return [*argv, *await self._fit(name)]
 
-        return ActorProcess(name, self._actors[name], command_line, on_line, on_exit)
+        return ActorProcess(name, self._actor(name), command_line, on_line, on_exit)
+
+    def leave(self, name: str) -> None:
+        """As Site.leave."""
+        if name in self._actors:
+            ray.kill(self._actors.pop(name))
+        self._shares.pop(name, None)
 
     async def _fit(self, name: str) -> list[str]:
         """The flags that depend on the machine on which Ray has put it."""

@@ -144,11 +144,8 @@ def test_what_cannot_be_split_is_refused_with_the_reason():
         multiplexed(Machine([0, 1, 2, 3]), prefill=1)
 
 
-def test_nodes_of_several_ranks_or_of_other_machines_are_refused():
+def test_nodes_of_several_ranks_are_refused():
     flags = ["--set", "engine.tensor_parallel=2"]
     arguments = build_parser().parse_args(["up", "--mode", "multiplexed", *flags])
     with pytest.raises(ConfigError, match="tensor_parallel: not in mode multiplexed"):
-        config_from(ClusterConfig, arguments)
-    arguments = build_parser().parse_args(["up", "--mode", "multiplexed", "--on", "ray"])
-    with pytest.raises(ConfigError, match="on: ray: mode multiplexed is for nodes of this machine"):
         config_from(ClusterConfig, arguments)

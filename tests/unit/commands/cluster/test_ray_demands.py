@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdserve.commands.cluster.on_ray.demands import RayDemand, demand, fitted
+from pdserve.commands.cluster.on_ray.demands import RayDemand, check_splits, demand, fitted
 from pdserve.settings.config import EngineConfig
 from pdserve.shared.errors import ConfigError
 
@@ -54,3 +54,9 @@ def test_nodes_of_one_machine_have_cores_of_their_own():
     assert fitted(asked, 1, cores) == ["--cpus=4-5", "--device=cpu"]
     assert fitted(asked, 2, cores) == ["--cpus=0,6", "--device=cpu"]  # Ray counts more than five
     assert fitted(RayDemand(8, 1, 0), 1, [0, 1]) == ["--cpus=0-1", "--device=cuda:0"]
+
+
+def test_only_nodes_with_two_cores_can_split_them():
+    check_splits(RayDemand(cpus=2, gpus=0, memory_bytes=0))
+    with pytest.raises(ConfigError, match="would have 1 CPUs and 0 GPUs: ask for --threads 2"):
+        check_splits(RayDemand(cpus=1, gpus=0, memory_bytes=0))

@@ -1,0 +1,115 @@
+"""`pdserve up` beside a Ray cluster of three machines, all of them here."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+
+from pdserve.commands.cluster.child import Child, Exit
+from pdserve.commands.cluster.ports import ReservedPort
+from pdserve.commands.cluster.supervisor import OWN_COMMAND
+from tests.architecture.repository import ROOT
+from tests.cluster.fleet import START_S, poll
+
+MACHINES = 3
+# Ray takes what it calls a loopback cluster for one of a laptop, and else listens everywhere.
+SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+STOP_S = 30.0
+
+
+@dataclass
+class Up:
+    """A `pdserve up` that runs."""
+
+    lines: list[str] = field(default_factory=list)
+    ends: list[Exit] = field(default_factory=list)
+
+    def start(self, *flags: str) -> Child:
+        """Begin."""
+        words = [*OWN_COMMAND, "up", *flags]
+        return Child("up", words, lambda _, line: self.lines.append(line), self.ends.append)
+
+    async def told(self, pattern: str, times: int = 1) -> re.Match[str]:
+        """Wait until it has written this so often; the last one."""
+        found: list[re.Match[str]] = []
+
+        async def look() -> bool:
+            assert not self.ends, "\n".join(self.lines)
+            found[:] = [match for line in self.lines if (match := re.search(pattern, line))]
+            return len(found) >= times
+
+        await poll(look, START_S, lambda: f"no {pattern}: " + "\n".join(self.lines[-30:]))
+        return found[-1]
+
+
+@dataclass
+class Machines:
+    """Of Ray, the first of which is the head."""
+
+    process: subprocess.Popen[str]
+    client_port: int  # of the head, for those who are on none of them
+    raylets: list[int] = field(default_factory=list)  # process id of each one's Ray
+
+    def lose(self, raylet: int) -> None:
+        """Have a machine vanish."""
+        assert self.process.stdin is not None
+        print(raylet, file=self.process.stdin, flush=True)
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[Machines]:
+    """A Ray cluster, which who asks for Ray's of this machine is led to."""
+    port = ReservedPort("127.0.0.1")
+    words = [
+        sys.executable,
+        "-m",
+        "tests.cluster.commands.ray_machines",
+        str(MACHINES),
+        str(port.port),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SETTINGS.items():
+            patch.setenv(name, value)
+        with subprocess.Popen(
+            words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                assert process.stdout is not None
+                address, *raylets = json.loads(process.stdout.readline())
+                patch.setenv("RAY_ADDRESS", address)
+                yield Machines(process, port.port, raylets)
+                assert process.poll() is None
+            finally:
+                port.close()
+                process.communicate(timeout=STOP_S)
+        assert process.returncode == 0
+
+
+def processes(flag: str) -> list[psutil.Process]:
+    """Those below Ray's that were started with this flag."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "pdserve" in words and any(flag in word for word in words):
+            found.append(process)
+    return [process for process in found if is_of_ray(process)]
+
+
+def machine_of(name: str) -> int:
+    """The Ray process of the machine that this node is on."""
+    (process,) = processes(f"--node-id={name}")
+    actor = process.parent()
+    assert actor is not None
+    return actor.ppid()
+
+
+def is_of_ray(process: psutil.Process) -> bool:
+    parent = process.parent()
+    return parent is not None and "ray::" in " ".join(parent.cmdline())
