@@ -140,12 +140,7 @@ class Flow:
         self._claims = Claims(registry, times.answer_s)
         self._troubles = OncePerCause(log, self._clock)
         self._moves = Moves(
-            registry,
-            self._dispatcher,
-            metrics,
-            self._clock,
-            times.takeover_s,
-            times.prefetch_s,
+            registry, self._dispatcher, metrics, self._clock, times.takeover_s, times.prefetch_s
         )
         self._first_tokens = FirstTokens(admission, self._prefix_watch, metrics, self._clock)
         self._line_keeper = LineKeeper(
@@ -164,6 +159,8 @@ class Flow:
         metrics.watch("inflight_requests", "Requests on the nodes", lambda: self.num_on_nodes)
         metrics.watch("ready", "1: a request that arrives now can be served", self.is_ready)
         Departures(registry, router, self._by_leg, self._resumes, self._moves, metrics)
+        registry.on_joined(self._note_lengths)
+        registry.on_lost(self._note_lengths)
         registry.on_changed(lambda member: self._line_keeper.look())
         registry.on_lost(lambda member: self._line_keeper.look())
 
@@ -183,10 +180,11 @@ class Flow:
 
         Before there was any, what the model's files say, if they were read; else None.
         """
-        lengths = [member.hello.max_model_len for member in self._registry]
-        if lengths:
-            self._max_model_len = min(lengths)
         return self._max_model_len
+
+    def _note_lengths(self, _: Member) -> None:
+        lengths = [member.hello.max_model_len for member in self._registry]
+        self._max_model_len = min(lengths, default=self._max_model_len)
 
     @property
     def max_inflight(self) -> int:

@@ -149,6 +149,16 @@ def nodes() -> Iterator[Nodes]:
     assert nodes.flow.num_inflight == 0
 
 
+async def test_what_a_request_may_hold_is_known_while_all_nodes_sleep(nodes: Nodes) -> None:
+    """Though none was asked for, while there were any."""
+    assert nodes.flow.max_model_len is None
+    nodes.join("p1", NodeRole.PREFILL)
+    known = nodes.join("d1", NodeRole.DECODE).hello.max_model_len
+    for member in list(nodes.registry):
+        nodes.registry.remove(member)
+    assert nodes.flow.max_model_len == known
+
+
 async def test_both_legs_are_dispatched_at_once(nodes: Nodes) -> None:
     prefill, decode = nodes.join("p", NodeRole.PREFILL), nodes.join("d", NodeRole.DECODE)
     running = nodes.start()
