@@ -11,6 +11,7 @@ from pdserve.settings.config import TransportName
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
 from pdserve.settings.values import parse_bytes
 from pdserve.shared.errors import ConfigError
+from pdserve.shared.simulated_link import SimulatedLink, parse_link
 
 NetworkName = Literal["loopback", "netns"]
 
@@ -54,6 +55,13 @@ class TransferConfig(ConfigStruct, frozen=True):
         str,
         Meta(description="maximum memory per pool; the exporter has one pool, the puller two"),
     ] = "1GiB"
+    link: Annotated[
+        str,
+        Meta(
+            description="a simulated network, as for --links of bench handoff: pull the KV of "
+            "4,096 tokens over it in each form in which it may be sent, and nothing else"
+        ),
+    ] = ""
     small_pages: Annotated[bool, Meta(description="pools without huge pages")] = False
     quick: Annotated[
         bool, Meta(description="only blocks up to 1 MiB and pulls up to 256 blocks")
@@ -62,6 +70,18 @@ class TransferConfig(ConfigStruct, frozen=True):
         120.0
     )
     json: Annotated[bool, Meta(description="print JSON")] = False
+
+    @property
+    def simulated_link(self) -> SimulatedLink | None:
+        """The network to simulate, if any.
+
+        Raises:
+            ConfigError: `link` is none.
+        """
+        try:
+            return parse_link(self.link) if self.link else None
+        except ValueError as error:
+            raise ConfigError(f"--link: {error}") from error
 
     @property
     def both_devices(self) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from kv_transfer.transports.catalog import KINDS
 from pdserve.commands.bench.output import print_json, print_tables
 from pdserve.commands.bench.transfer.config import NetworkName, TransferConfig
 from pdserve.commands.bench.transfer.ends import layout_of
+from pdserve.commands.bench.transfer.forms import FormReport, measure_forms, table_of
 from pdserve.commands.bench.transfer.measurement import (
     PullCase,
     SkippedTransport,
@@ -36,7 +37,15 @@ def run(config: TransferConfig, setup: dict[str, object]) -> int:
     Raises:
         ConfigError: the settings leave nothing to measure.
         ClusterError: one of the processes has ended, or does not answer.
+        CorruptTransfer: what arrived over a simulated link is not what was sent.
     """
+    if (link := config.simulated_link) is not None:
+        rows = asyncio.run(measure_forms(link))
+        if config.json:
+            print_json(FormReport(rows), setup)
+        else:
+            print_tables([table_of(rows, link)], [])
+        return OK
     report = asyncio.run(measure(config))
     if config.json:
         print_json(report, setup)
