@@ -40,11 +40,16 @@ def tiny_tokenizer() -> Tokenizer:
     return Tokenizer(backend, chat_template=template)
 
 
+@cache
+def compiled(template: str = TOOL_TEMPLATE) -> ChatTemplate:
+    """Compiling one takes longer than most tests with it."""
+    return ChatTemplate(template, {"bos_token": "<s>", "eos_token": "</s>"})
+
+
+@cache
 def tool_tokenizer(template: str = TOOL_TEMPLATE) -> Tokenizer:
-    return Tokenizer(
-        tokenizers.Tokenizer.from_str(made.byte_level_json()),
-        chat_template=ChatTemplate(template, {"bos_token": "<s>", "eos_token": "</s>"}),
-    )
+    backend = tokenizers.Tokenizer.from_str(made.byte_level_json())
+    return Tokenizer(backend, chat_template=compiled(template))
 
 
 @dataclass(frozen=True)

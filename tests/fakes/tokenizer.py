@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 
 import tokenizers
 
-from coordinator.text import ChatTemplate, Tokenizer
-from tests.fakes.generator import TOOL_TEMPLATE
+from coordinator.text import Tokenizer
+from tests.fakes.generator import compiled
 from tests.unit.coordinator.text import made_tokenizers as made
 
 
@@ -22,8 +22,7 @@ class FakeTokenizer(Tokenizer):
     ) -> None:
         """`max_chars_per_token`: None: that of its tokens."""
         backend = tokenizers.Tokenizer.from_str(made.byte_level_json())
-        variables = {"bos_token": "<s>", "eos_token": "</s>"}
-        super().__init__(backend, chat_template=ChatTemplate(TOOL_TEMPLATE, variables))
+        super().__init__(backend, chat_template=compiled())
         self._on_text = on_text
         self._on_ids = on_ids
         self._max_chars_per_token = max_chars_per_token

@@ -11,7 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from coordinator.models.cascade import Cascade, Hook, make_cascades
 from coordinator.models.model import Catalog, make_model
@@ -19,8 +21,15 @@ from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import KeyBook
 from coordinator.tenants.ledger import Ledger
 from coordinator.tenants.report import read_usage
-from pdserve.commands.cli.routes.fit import trained
-from pdserve.measured.routes import Outcome, RouteClassifier, write_classifier
+from pdserve.measured.routes import (
+    NUM_SLOTS,
+    HeldOut,
+    Judged,
+    RouteClassifier,
+    digest_of,
+    slots_of,
+    write_classifier,
+)
 from pdserve.protocol import FinishReason
 from pdserve.settings.access import hash_key
 from pdserve.settings.cascades import Escalation, RegisteredCascade, Tier
@@ -57,15 +66,22 @@ def sure(text: str, *logprobs: float) -> Script:
     return script
 
 
-def classifier(*hard: str) -> RouteClassifier:
-    """Says that prompts with these words are too hard for the small model."""
-    made = []
-    for number in range(80):
-        is_hard = bool(number % 2)
-        text = f"{'x' * (number % 7)} {hard[number % len(hard)] if is_hard else 'easy'}"
-        prompt = tool_tokenizer().encode(text, add_special_tokens=False)
-        made.append(Outcome(prompt=prompt, quality=[1.0 - is_hard, 1.0], cost=[1.0, 3.0]))
-    return trained(["small", "large"], made)
+def classifier(hard: str) -> RouteClassifier:
+    """Says that prompts with this word are too hard for the small model."""
+    weights = np.zeros(NUM_SLOTS, "<f4")
+    for word, weight in ((hard, 10.0), ("easy", -10.0)):
+        weights[slots_of(tool_tokenizer().encode(f" {word}", add_special_tokens=False))] = weight
+    nothing = Judged(num=0, skipped=0.0, quality=0.0, cost=0.0)
+    made = RouteClassifier(
+        tiers=["small", "large"],
+        threshold=0.5,
+        bias=0.0,
+        length_weight=0.0,
+        weights=weights.tobytes(),
+        digest="",
+        held_out=HeldOut(large=nothing, cascade=nothing, classified=nothing, curve=[]),
+    )
+    return replace(made, digest=digest_of(made))
 
 
 @dataclass

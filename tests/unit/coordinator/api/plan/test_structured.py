@@ -16,7 +16,7 @@ import pytest
 import tokenizers
 
 from coordinator.api.read.fields import MAX_ANSWERS
-from coordinator.text import ChatTemplate, Tokenizer
+from coordinator.text import Tokenizer
 from coordinator.text.grammars import AnswerGrammar, GrammarChecker, Output, OutputKind
 from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.parts import ToolFormat
@@ -30,8 +30,8 @@ from pdserve.shared.errors import (
 )
 from tests.fakes.generator import (
     EOS,
-    TOOL_TEMPLATE,
     FakeGenerator,
+    compiled,
     tiny_tokenizer,
     tool_tokenizer,
 )
@@ -349,7 +349,7 @@ async def test_calls_that_no_grammar_is_made_for_are_refused(
 def with_tokens(*marks: str, special: bool = True) -> Tokenizer:
     backend = tokenizers.Tokenizer.from_str(made.byte_level_json())
     backend.add_tokens([tokenizers.AddedToken(m, special=special, normalized=False) for m in marks])
-    return Tokenizer(backend, chat_template=ChatTemplate(TOOL_TEMPLATE, {}))
+    return Tokenizer(backend, chat_template=compiled())
 
 
 @pytest.mark.parametrize("special", matrix([True, False], 1))  # not special: Qwen's
