@@ -64,6 +64,8 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
+from tests.cluster.prompts import EOS_TOKEN, EOS_TOKEN_ID
+
 # family |-> config class, model class, and what a small model of it wants besides `_SMALL`
 _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
@@ -236,8 +238,6 @@ _FAMILIES |= {
     ),
 }
 
-EOS_TOKEN = "<|end|>"
-EOS_TOKEN_ID = 256
 VOCAB_SIZE = 320
 
 CHAT_TEMPLATE = (

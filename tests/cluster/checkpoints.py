@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from pdserve.engine.models.config import load_model_config
 from pdserve.model_files.checkpoint import resolve_checkpoint
 from tests import reference
 from tests.checkpoints import make_checkpoint
+from tests.cluster.prompts import make_prompt as make_prompt
 
 # With no ids beyond the tokenizer's (256 bytes, one end of turn), every token can be told from
 # what the API says about it.
@@ -111,11 +111,6 @@ def _layer(name: str) -> int:
     """Which layer has this tensor; -1: none."""
     parts = name.split(".")
     return int(parts[2]) if parts[1] == "layers" else -1
-
-
-def make_prompt(num_tokens: int, seed: object = 0) -> list[int]:
-    """Random token ids, the same ones for the same arguments."""
-    return random.Random(f"{num_tokens} {seed}").choices(range(256), k=num_tokens)
 
 
 class Reference(reference.Reference):

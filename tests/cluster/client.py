@@ -12,7 +12,7 @@ from typing import Any, Self
 import aiohttp
 from tokenizers import pre_tokenizers
 
-from tests.checkpoints import EOS_TOKEN, EOS_TOKEN_ID
+from tests.cluster.prompts import EOS_TOKEN, EOS_TOKEN_ID
 
 MODEL = "tiny"
 DEADLINE_S = 60.0  # of a whole request, so that a hang is an error and not the end of the day

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cluster.client import MODEL
 from tests.cluster.fleet import Fleet
+from tests.sdks import anthropic
 
-anthropic: Any = pytest.importorskip("anthropic", reason="the test extra is not complete")
 HI: Any = [{"role": "user", "content": "Grüße! 你好 🙂"}]
 ASKED: Any = {"model": MODEL, "max_tokens": 20, "messages": HI}
 SAMPLED: Any = {"extra_body": {"temperature": 0.0}}
@@ -20,9 +20,10 @@ Call = Callable[[Any], Any]
 
 async def asked(fleet: Fleet, call: Call) -> Any:
     """Call with the synchronous client, where it does not hold up the event loop."""
+    sdk = anthropic().Anthropic(base_url=fleet.url, api_key="none", max_retries=0)
 
     def run() -> Any:
-        with anthropic.Anthropic(base_url=fleet.url, api_key="none", max_retries=0) as sdk:
+        with sdk:
             return call(sdk)
 
     return await asyncio.to_thread(run)
@@ -44,7 +45,8 @@ async def test_a_message_is_the_same_whole_and_streamed(fleet: Fleet) -> None:
     assert message.stop_reason == "max_tokens"
     counts = message.usage.input_tokens, message.usage.cache_read_input_tokens
     assert sum(counts) == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
-    async with anthropic.AsyncAnthropic(base_url=fleet.url, api_key="none", max_retries=0) as sdk:
+    of_loop = anthropic().AsyncAnthropic(base_url=fleet.url, api_key="none", max_retries=0)
+    async with of_loop as sdk:
         assert (await sdk.messages.create(**ASKED, **SAMPLED)).content[0].text == text
 
 
@@ -64,8 +66,8 @@ async def test_a_prompt_alone_and_a_stop_sequence(fleet: Fleet) -> None:
 async def test_errors_are_the_sdk_s_own(fleet: Fleet) -> None:
     image = {"type": "image", "source": {"type": "url", "url": "https://a.example"}}
     for wrong, kind in (
-        ({"model": "other"}, anthropic.NotFoundError),
-        ({"messages": [{"role": "user", "content": [image]}]}, anthropic.BadRequestError),
+        ({"model": "other"}, anthropic().NotFoundError),
+        ({"messages": [{"role": "user", "content": [image]}]}, anthropic().BadRequestError),
     ):
         with pytest.raises(kind) as told:
             await asked(fleet, lambda sdk, wrong=wrong: sdk.messages.create(**(ASKED | wrong)))

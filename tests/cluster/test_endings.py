@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from tests.checkpoints import EOS_TOKEN_ID
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
+from tests.cluster.prompts import EOS_TOKEN_ID
 
 PROMPT = make_prompt(60, "endings")
 

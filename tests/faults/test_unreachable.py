@@ -13,10 +13,10 @@ from pdserve.commands.cli.doctor.cluster.command import diagnose
 from pdserve.findings.finding import Level
 from pdserve.node.runtime import Node
 from pdserve.protocol import NodeHello
-from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Output
 from tests.cluster.fleet import Fleet, fleet_config, running
 from tests.cluster.forked import ForkedChild
+from tests.cluster.prompts import make_prompt
 
 UNREACHABLE = "prefill-0"
 NOBODY = "127.0.0.1:1"  # refuses connections

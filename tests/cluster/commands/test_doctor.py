@@ -19,10 +19,10 @@ from pdserve.commands.cli.main import main
 from pdserve.findings.finding import Finding, Level
 from pdserve.node import runtime
 from pdserve.settings.timeouts import Timeouts
-from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import SETTLE_S, Fleet, fleet_config, poll, running
 from tests.cluster.forked import ForkedChild
+from tests.cluster.prompts import make_prompt
 
 AHEAD_S = 7.0
 

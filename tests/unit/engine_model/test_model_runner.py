@@ -11,7 +11,7 @@ import torch
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.request import Scheduled
 from pdserve.shared.errors import NodeSick, UnusableLogits
-from tests.checkpoints import EOS_TOKEN_ID
+from tests.cluster.prompts import EOS_TOKEN_ID
 from tests.requests import make_request
 from tests.unit.engine_model.harness import DecoderKind, Node, make_prompt
 
