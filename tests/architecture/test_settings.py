@@ -15,7 +15,7 @@ from pdserve.commands.cluster.plan import Machine, plan_cluster
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import Setting, settings_of
 from pdserve.settings.struct import ConfigStruct
-from tests.architecture.repository import PACKAGES, ROOT
+from tests.architecture.repository import PACKAGES, ROOT, tree_of
 
 
 def test_a_coordinator_reads_all_its_settings() -> None:
@@ -109,23 +109,22 @@ def loaded_by(entry: str) -> set[str]:
     return loaded
 
 
-@cache
-def tree_of(module: str) -> ast.Module:
+def tree_of_module(module: str) -> ast.Module:
     path = ROOT.joinpath(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return ast.parse(file.read_text())
+    return tree_of(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
 
 
+@cache
 def is_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
-    is_there = (path / "__init__.py").is_file() or path.with_suffix(".py").is_file()
-    return is_there and name.partition(".")[0] in PACKAGES
+    is_ours = name.partition(".")[0] in PACKAGES
+    return is_ours and ((path / "__init__.py").is_file() or path.with_suffix(".py").is_file())
 
 
 @cache
 def imports(module: str) -> list[str]:
     names: list[str] = []
-    for node in ast.walk(tree_of(module)):
+    for node in ast.walk(tree_of_module(module)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -136,12 +135,13 @@ def imports(module: str) -> list[str]:
 @cache
 def attributes(module: str) -> set[tuple[str, str]]:
     """(what it is called, attribute) of every attribute that is read."""
-    return set(reads(tree_of(module)))
+    return set(reads(tree_of_module(module)))
 
 
 def own_attributes(struct: type[ConfigStruct]) -> set[tuple[str, str]]:
     """What a config's properties read of it."""
-    classes = [node for node in tree_of(struct.__module__).body if isinstance(node, ast.ClassDef)]
+    body = tree_of_module(struct.__module__).body
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
     (own,) = (node for node in classes if node.name == struct.__name__)
     return {("config", name) for owner, name in reads(own) if owner == "self"}
 

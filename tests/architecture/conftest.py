@@ -1,0 +1,15 @@
+"""What these tests read of the repository is read once, and forgotten with the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.repository import tree_of
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _trees() -> Iterator[None]:
+    yield
+    tree_of.cache_clear()
