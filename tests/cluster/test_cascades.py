@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 from msgspec.structs import replace
 
 from pdserve.protocol.status import NodeStatus
@@ -15,6 +16,7 @@ from pdserve.settings.config import CheckpointConfig
 from tests.cluster.checkpoints import Reference, make_prompt, make_tiny_of
 from tests.cluster.client import EventStream
 from tests.cluster.fleet import HEARD_S, Fleet, SecondCoordinator, fleet_config, poll, running
+from tests.matrix import matrix
 
 NODES = ("decode-0", "decode-1", "decode-2")  # the last two are the large model's
 LONG = 600
@@ -34,7 +36,8 @@ tiers = [{ model = "small", escalate = { margin = 0.0 } }, { model = "large" }]
 """
 
 
-async def test_one_model_answers_whatever_dies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", matrix([False, True], 1))
+async def test_one_model_answers_whatever_dies(kills: bool, tmp_path: Path) -> None:
     paths = {
         "small": make_tiny_of(tmp_path / "one"),
         "large": make_tiny_of(tmp_path / "two", seed=7),
@@ -54,7 +57,8 @@ async def test_one_model_answers_whatever_dies(tmp_path: Path) -> None:
         async with running(fleet), second:
             await second.wait_ready(NODES)
             await _answers(fleet, prompt, expected)
-            await _goes_on(fleet, second, prompt)
+            if kills:  # in one process its tier is gone on with by default
+                await _goes_on(fleet, second, prompt)
     finally:
         second.release_ports()
 

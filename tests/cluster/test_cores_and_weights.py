@@ -164,6 +164,7 @@ async def test_codes_of_a_gguf_file_give_the_tokens_of_what_they_stand_for(
     assert told["token_logprobs"] == pytest.approx(meant["token_logprobs"], abs=0.05)
 
 
+@pytest.mark.long  # in one process it does by default
 async def test_a_quantised_checkpoint_gives_the_tokens_of_what_its_codes_stand_for(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ async def test_a_quantised_checkpoint_gives_the_tokens_of_what_its_codes_stand_f
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.long  # those of unlike KV do not by default
 async def test_nodes_of_unlike_quantisation_do_not_serve_together(tiny_checkpoint: Path) -> None:
     fleet = Fleet(fleet_config(tiny_checkpoint), {"decode-0": ["--quantization=int8"]})
 

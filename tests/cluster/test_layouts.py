@@ -69,6 +69,7 @@ async def test_blocks_of_16_to_blocks_of_16_by_shm_and_of_8_by_tcp(
     await fleet.wait_for("prefill-0", lambda gauges: gauges["exported_bytes"] > before)  # over TCP
 
 
+@pytest.mark.long  # test_layer_by_layer.py has them by default
 async def test_blocks_of_24_to_blocks_of_16_by_shm_and_of_7_by_tcp(
     odd_fleet: tuple[Fleet, Path],
 ) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import get_args
 
+import pytest
 import pytest_asyncio
 
 from pdserve.settings.config import DecodePolicyName, PrefillPolicyName, RoutingConfig
@@ -40,6 +41,7 @@ async def fleet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
         yield fleet
 
 
+@pytest.mark.long  # in one process it does by default
 async def test_every_policy_serves_everybody_exactly(fleet: Fleet, tiny_checkpoint: Path) -> None:
     """More requests than places, of all classes."""
     reference = Reference(tiny_checkpoint)

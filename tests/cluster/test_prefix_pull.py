@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from pdserve.settings.prefixes import PrefixConfig
@@ -125,6 +126,7 @@ async def test_a_source_that_dies_costs_nothing_but_time(twins: Fleet, client: C
     assert after["prefix_tokens"] == before["prefix_tokens"]
 
 
+@pytest.mark.long  # in one process it does by default
 async def test_a_client_that_goes_while_its_prefix_is_fetched(twins: Fleet, client: Client) -> None:
     prompt = make_prompt(PROMPT, "given up")
     holder = await prefilled(twins, client, prompt)

@@ -20,7 +20,7 @@ from tests.cluster.fleet import SETTLE_S, Fleet, fleet_config, poll, read_gauges
 
 PROMPT = 120  # tokens: eight blocks, so two fit
 LIMIT = 240  # tokens of output that keep the decode node full for a while
-FEW = 15  # requests: more than have room, and soon done
+FEW = 8  # requests: more than have room, and soon done
 BEGUN = 20  # of many: more than the nodes can hold
 MANY = 150  # requests that are not done before a test has seen them wait, however busy the machine
 
@@ -87,6 +87,7 @@ async def assert_whole(followers: list[Follower]) -> None:
     assert [len(output.tokens) for output in outputs] == [LIMIT] * BEGUN
 
 
+@pytest.mark.long  # it is simulated by default
 async def test_kv_that_waits_keeps_new_prompts_out(narrow: Fleet, client: Client) -> None:
     followers = [Follower(client, make_prompt(PROMPT, i), LIMIT) for i in range(MANY)]
     gauges = await narrow.wait_for("prefill-0", lambda gauges: gauges["throttled"] == 1)
@@ -163,6 +164,7 @@ async def test_preempted_requests_are_exact(
     assert (await narrow.gauges("decode-0"))["preemptions"] == after
 
 
+@pytest.mark.long  # one that goes at another moment does by default
 async def test_a_client_that_goes_while_its_kv_waits(narrow: Fleet, client: Client) -> None:
     followers = await fill(narrow, client)
     await asyncio.gather(*(follower.hang_up() for follower in followers[2:]))

@@ -71,6 +71,7 @@ async def test_answers_are_those_of_separate_calls(
         assert answer.finish_reason == "length"
 
 
+@pytest.mark.long  # a lost node loses no stream by default
 @pytest.mark.parametrize("victim", matrix(["decode-1", "prefill-0"], 1))
 async def test_a_lost_node_loses_no_answer_and_nothing_is_left(
     trio: Fleet, client: Client, victim: str

@@ -20,6 +20,7 @@ from tests.conftest import MAX_INFLIGHT
 LONG = 12_000  # tokens of a prompt that takes a while
 
 
+@pytest.mark.long  # each moment by itself is by default
 async def test_any_mix_at_random_moments(fleet: Fleet, client: Client) -> None:
     choice = random.Random(20)
     outcomes: Counter[str] = Counter()

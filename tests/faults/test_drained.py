@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import pytest
 import pytest_asyncio
 
 from pdserve.commands.cluster.child import Child
@@ -16,16 +17,18 @@ from pdserve.commands.cluster.scrape import scrape
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower, Output
 from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll, running
+from tests.cluster.forked import ForkedChild
+from tests.matrix import matrix
 
 STREAMED = 1000
 LONG = 12_000
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def quartet(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
-    """Not forked, since how Python ends is part of it."""
+@pytest_asyncio.fixture(loop_scope="session", params=matrix([ForkedChild, Child], 1))
+async def quartet(request: pytest.FixtureRequest, tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
+    """Also not forked, since how Python ends is part of it."""
     config = fleet_config(tiny_checkpoint, prefill=2, decode=2, engine={"token_budget": 64})
-    async with running(Fleet(config, make_child=Child)) as fleet:
+    async with running(Fleet(config, make_child=request.param)) as fleet:
         yield fleet
 
 

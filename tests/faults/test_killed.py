@@ -172,6 +172,7 @@ async def test_decode_node_killed_in_mid_stream(
     await assert_all_used(client)
 
 
+@pytest.mark.long  # others are killed at other moments by default
 async def test_decode_node_killed_while_its_request_is_prefilled(
     quartet: Fleet, client: Client
 ) -> None:
@@ -205,6 +206,7 @@ async def test_the_only_nodes_of_a_pool_are_killed_and_come_back(
 # ---- frozen ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pool", matrix(["decode", "prefill"], 1))
 async def test_a_frozen_node_counts_as_lost_until_it_comes_back(
     quartet: Fleet, client: Client, pool: str

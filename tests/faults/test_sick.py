@@ -20,10 +20,10 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from pdserve.engine.model_runner import ModelStep
 from pdserve.node import engine_watch
 from pdserve.shared.process.exit_codes import SICK
-from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import HEARD_S, Fleet, fleet_config
 from tests.cluster.forked import ForkedChild
+from tests.cluster.prompts import make_prompt
 from tests.matrix import matrix
 from tests.waits import until
 
@@ -143,6 +143,7 @@ async def test_it_says_so_and_ends_and_is_let_in_again(
         assert (await client.complete(make_prompt(40), 5)).tokens
 
 
+@pytest.mark.long  # by a manual clock it does not by default
 async def test_a_pause_makes_no_step_seem_long(pair: Fleet) -> None:
     """In the middle of its steps the node is stopped for far longer than they may take."""
     async with Client(pair.url) as client:

@@ -25,7 +25,7 @@ from pdserve.engine.sampling.torch_sampler import sample_by_torch
 from pdserve.shared.errors import NoTokenLeft, RequestsFailed, UnusableLogits
 from tests.kernels.cases import EACH_VARIANT, VARIANTS
 from tests.kernels.sampling_cases import EOS, FILTERS, SIZES, logits, make_row, rows
-from tests.matrix import examples
+from tests.matrix import examples, matrix
 from tests.requests import make_request
 
 LARGE = 151_936
@@ -148,7 +148,7 @@ def _sample_masked(
     sample(logits, requests, EOS, *arguments)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.1, 2.0, 6.0])
+@pytest.mark.parametrize("spread", matrix([2.0, 0.0, 0.1, 6.0], 1))
 def test_tokens_of_a_large_vocabulary_are_those_of_torch(spread: float) -> None:
     batch = torch.stack([make_row(LARGE, seed=i, spread=spread) for i in range(len(FILTERS))])
     requests = [

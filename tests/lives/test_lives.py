@@ -14,9 +14,9 @@ from tests.matrix import matrix
 QUICK = [name for name, bug in BUGS.items() if bug.seeds]
 
 
-@pytest.mark.parametrize("first", matrix(range(0, 120, 15), 1))
+@pytest.mark.parametrize("first", matrix(range(0, 120, 4), 1))
 def test_nothing_goes_wrong(first: int) -> None:
-    wrong = {seed: live(seed).wrong for seed in range(first, first + 15)}
+    wrong = {seed: live(seed).wrong for seed in range(first, first + 4)}
     assert not {seed: what for seed, what in wrong.items() if what}
 
 
@@ -24,7 +24,7 @@ def test_a_seed_is_the_same_life_again() -> None:
     assert live(7).digest == live(7).digest
 
 
-@pytest.mark.parametrize("name", matrix(QUICK, 2))
+@pytest.mark.parametrize("name", matrix(QUICK, 1))
 def test_a_planted_bug_is_found(name: str) -> None:
     bug = BUGS[name]
     with planted(bug):

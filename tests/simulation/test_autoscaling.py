@@ -329,7 +329,7 @@ ANSWERS = Load(rate=24.0, prompt_s=0.004)
 
 @pytest.mark.parametrize(
     ("load", "first", "short"),
-    [(PROMPTS, {P: 2, D: 3}, P), (ANSWERS, {P: 3, D: 2}, D)],
+    matrix([(PROMPTS, {P: 2, D: 3}, P), (ANSWERS, {P: 3, D: 2}, D)], 1),
     ids=["prompts", "answers"],
 )
 def test_three_times_the_load_is_answered_by_a_flip_then_by_standby_then_by_new_nodes(
@@ -411,6 +411,7 @@ def around_noon(*, foresees: bool) -> World:
     return world
 
 
+@pytest.mark.long  # test_lookahead.py has it by default
 def test_what_repeats_daily_is_met_before_it_comes() -> None:
     ahead, behind = around_noon(foresees=True), around_noon(foresees=False)
     noon_s = 1.5 * DAY_S

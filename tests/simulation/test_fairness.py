@@ -56,6 +56,7 @@ def test_a_flood_of_equals_delays_the_other_by_less_than_a_fifth(policy: Prefill
     assert flooded.attainment > 0.95
 
 
+@pytest.mark.long  # one of equals does not by default
 @pytest.mark.parametrize("policy", matrix(["fcfs-budget", "edf-slack"], 1))
 def test_a_flood_from_below_does_not_reach_the_ones_above(policy: PrefillPolicyName):
     calm, flooded = alice(policy, 1, 1, True), alice(policy, 10, 1, True)
@@ -70,6 +71,7 @@ def test_shares_hold_on_the_nodes_alone():
     assert flooded.attainment > 0.98
 
 
+@pytest.mark.long  # in one mode by default
 @pytest.mark.parametrize("mode", matrix(NODES, 1))
 @pytest.mark.parametrize("payers", matrix([(each,) for each in PAYERS.values()], 1), ids=PAYERS)
 def test_a_flood_of_an_equal_does_not_delay_another_in_any_mode(

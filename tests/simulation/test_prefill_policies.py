@@ -150,6 +150,7 @@ def test_buckets_keep_short_prompts_out_of_long_ones_steps():
     assert buckets.ttft_attainment > fcfs.ttft_attainment + 0.25
 
 
+@pytest.mark.long
 def test_buckets_change_nothing_when_prompts_are_about_equal():
     load = calls("e", poisson(8, 60, seed=6), uniform(600, 1000), fixed(1), Slo(ttft_s=2.0))
     fcfs = prefill_only(load, prefill_policy("fcfs-budget")).score

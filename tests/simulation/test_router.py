@@ -72,6 +72,7 @@ def test_a_choice_of_two_is_much_better_than_one():
     assert uneven("power-of-two").ttft_s(99) < 0.8 * uneven("random").ttft_s(99)
 
 
+@pytest.mark.long
 def test_affinity_finds_prefixes_without_knowing_of_caches():
     assert shared("prefix-affinity").hit_rate > 2 * shared("round-robin").hit_rate
     assert shared("prefix-affinity").mean_ttft_s < 0.3 * shared("round-robin").mean_ttft_s
@@ -112,6 +113,7 @@ def overloaded() -> tuple[float, float]:
     return run.score.goodput, float(np.std(levels[is_steady]))
 
 
+@pytest.mark.long
 def test_pools_swing_when_load_is_taken_as_it_is_now(monkeypatch: pytest.MonkeyPatch):
     """During a prefill, a decode node that is empty now fills up (Mooncake)."""
     goodput, swings = overloaded()

@@ -58,6 +58,7 @@ async def test_nodes_that_differ_are_not_calibrated_together(fleet: Fleet) -> No
         await asyncio.to_thread(calibrating.measured, CalibrateConfig(url=fleet.url))
 
 
+@pytest.mark.long
 async def test_a_cluster_that_is_used_is_not_calibrated(fleet: Fleet, client: Client) -> None:
     using = Follower(client, make_prompt(20, "used"), 20_000)
     await using.reached(1)
@@ -66,6 +67,7 @@ async def test_a_cluster_that_is_used_is_not_calibrated(fleet: Fleet, client: Cl
     await using.hang_up()
 
 
+@pytest.mark.long  # in one process they are by default
 async def test_samples_are_told_once_and_in_order(fleet: Fleet, client: Client) -> None:
     await client.complete(make_prompt(100, "sampled"), 5)
     address = (await fleet.metrics_addresses())["prefill-0"]

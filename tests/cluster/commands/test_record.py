@@ -100,6 +100,7 @@ def test_what_cannot_be_recorded_leaves_no_file(
     assert not file.exists()
 
 
+@pytest.mark.long
 async def test_what_is_no_coordinator_is_told(tmp_path: Path) -> None:
     async def other(request: web.Request) -> web.Response:
         return web.Response(body=b"data: {}\n\n", content_type="text/event-stream")

@@ -213,6 +213,7 @@ async def test_a_node_over_both_hosts_serves(cluster: Cluster) -> None:
         await cluster.wait_for("rank", "ready")
 
 
+@pytest.mark.long  # test_tls.py has it by default
 async def test_who_has_a_wrong_certificate_is_told_so(cluster: Cluster) -> None:
     b = cluster.hosts["B"]
     code, told = await b.run(*OWN_COMMAND, "certs", "others", "--role", "node")

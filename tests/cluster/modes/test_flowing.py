@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from pdserve.commands.simulation.call import Call
@@ -48,6 +49,7 @@ async def client(fleet: Fleet) -> AsyncIterator[Client]:
     await fleet.assert_baseline(within_s=20.0)
 
 
+@pytest.mark.long  # streams that flow have them by default
 async def test_tokens_are_those_of_transformers(client: Client, tiny_checkpoint: Path) -> None:
     reference = Reference(tiny_checkpoint)
     outputs = await asyncio.gather(

@@ -222,6 +222,7 @@ async def test_whoever_hangs_up_leaves_nothing_behind(fleet: Fleet, client: Clie
         await follower.hang_up()
 
 
+@pytest.mark.long  # nodes of two pools do by default
 async def test_a_node_that_stands_still_or_dies_loses_no_stream(
     fleet: Fleet, client: Client, tiny_checkpoint: Path
 ) -> None:
@@ -244,6 +245,7 @@ async def test_a_node_that_stands_still_or_dies_loses_no_stream(
         assert reference.is_greedy(asked, tokens)
 
 
+@pytest.mark.long  # nodes of two pools do by default
 async def test_a_node_that_drains_ends_what_it_has(fleet: Fleet, client: Client) -> None:
     stream, late = (Follower(client, make_prompt(n, "drain"), 300) for n in (20, 3000))
     await stream.reached(2)

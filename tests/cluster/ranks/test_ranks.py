@@ -13,10 +13,11 @@ import pytest_asyncio
 from tests.adapters import make_adapter, merged
 from tests.cluster.checkpoints import Reference, make_prompt
 from tests.cluster.client import Client
-from tests.cluster.fleet import Fleet, running
+from tests.cluster.fleet import Fleet, fleet_config, running
 from tests.cluster.forked import ForkedChild
 from tests.cluster.ranks.ranked_nodes import (
     COMPARED,
+    NUM_OUTPUT,
     RankHost,
     check_every_pair,
     check_host_waits,
@@ -33,10 +34,10 @@ NUM_STREAMED = 400  # tokens of the streams that go on elsewhere
 
 
 class RanksForked(ForkedChild):
-    """A process that forks its ranks, too, if it is of a decode node. Others start Python anew."""
+    """A process that forks its ranks, too. One starts Python anew for them."""
 
     def _prepare(self, words: list[str]) -> Callable[[], None] | None:
-        return None if words[0] == "prefill" else fork_ranks
+        return None if "--node-id=prefill-1" in words else fork_ranks
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -62,18 +63,40 @@ async def ranked(checkpoint: Path, hosts: list[RankHost]) -> AsyncIterator[Fleet
         yield fleet
 
 
+async def test_ranks_of_one_host_and_of_two_give_the_tokens_of_transformers(
+    checkpoint: Path, reference: Reference
+) -> None:
+    """2 ranks -> 2 hosts by TCP. Then the ranks end with their node."""
+    host = RankHost(checkpoint, RanksForked)
+    flags = {
+        "prefill-0": ["--tensor-parallel=2"],
+        "decode-0": ["--transports=tcp", f"--rank-hosts={host.address}"],
+    }
+    config = fleet_config(checkpoint, engine={"token_budget": 64})
+    async with running(Fleet(config, flags, RanksForked)) as fleet:
+        async with Client(fleet.url) as client:
+            for length in LENGTHS:
+                output = await client.complete(make_prompt(length), NUM_OUTPUT)
+                assert output.tokens == reference.greedy(make_prompt(length), NUM_OUTPUT), length
+        await check_ranks_end(fleet, "prefill-0")
+    await host.end()
+
+
+@pytest.mark.long
 async def test_every_pair_gives_the_tokens_of_transformers(
     ranked: Fleet, reference: Reference
 ) -> None:
     await check_every_pair(ranked, reference, LENGTHS, COMPARED)
 
 
+@pytest.mark.long
 async def test_a_prefix_is_pulled_by_a_node_of_other_ranks(
     ranked: Fleet, reference: Reference
 ) -> None:
     await check_prefix_is_pulled(ranked, reference)
 
 
+@pytest.mark.long  # in one process they do by default
 async def test_ranks_of_one_host_and_of_several_serve_adapters(
     ranked: Fleet, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -116,5 +139,6 @@ async def test_a_host_waits_for_its_node_to_come_back(
     await check_host_waits(ranked, "prefill-1", hosts[0], reference)
 
 
+@pytest.mark.long
 async def test_ranks_end_with_their_node(ranked: Fleet) -> None:
     await check_ranks_end(ranked, "prefill-0")

@@ -67,6 +67,7 @@ def test_long_prompts_and_a_tight_tpot_are_for_two_pools(per_s: float, share: fl
     assert with_documents(per_s, "adaptive") > share * apart
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("per_s", matrix([12.0, 16.0], 1))
 def test_short_prompts_and_a_loose_tpot_are_for_one_pool(per_s: float):
     """Streams have twice the machines, and so run faster; TPOT shows it before attainment does."""

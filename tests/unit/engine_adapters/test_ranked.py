@@ -86,7 +86,7 @@ def said(node: Node, adapters: Sequence[Adapter]) -> list[list[int]]:
     return [request.output_token_ids for request in requests]
 
 
-CASES = [("llama", BOTH), ("llama", STAGES), ("mixtral", TENSOR), ("llama", TENSOR)]
+CASES = [("llama", TENSOR), ("llama", BOTH), ("llama", STAGES), ("mixtral", TENSOR)]
 
 
 @pytest.mark.parametrize(("family", "parallelism"), matrix(CASES, 1), ids=str)

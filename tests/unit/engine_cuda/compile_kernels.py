@@ -1,9 +1,9 @@
 """Compiles the Triton kernels as they are served, for GPUs that need not be there.
 
 The launchers run on tensors that have shapes and no memory, and Triton compiles what they launch
-as on a GPU: with the same constants, options and guesses about arguments. The argument is the
-compute capability; prints as JSON an entry for each kernel that would be compiled. A process of its
-own: in the tests' process the kernels are interpreted.
+as on a GPU: with the same constants, options and guesses about arguments. The arguments are the
+compute capability and which function launches them, if not all do; prints as JSON an entry for each
+kernel that would be compiled. A process of its own: in the tests' process they are interpreted.
 """
 
 from __future__ import annotations
@@ -234,8 +234,10 @@ def figures(kernel: Any, grid: tuple[int, ...], log: str) -> dict[str, Any]:
 def main() -> None:
     knobs.nvidia.dump_ptxas_log = True
     warnings.simplefilter("error")  # as they are in the tests that a GPU runs
-    capability, found = int(sys.argv[1]), []
+    capability, only, found = int(sys.argv[1]), sys.argv[2], []
     for launch in SERVED[capability]:
+        if only not in ("", launch.func.__name__):
+            continue
         (model,) = launch.args
         found += [
             {"model": model.name, "is_float32": model.dtype == torch.float32, **one}

@@ -134,6 +134,7 @@ def test_what_gpus_lack_is_refused_by_name(tmp_path: Path) -> None:
         Forward(config, weights)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_states_of_prompts_among_ordinary_ones(both: Both) -> None:
     found = []
@@ -147,6 +148,7 @@ def test_states_of_prompts_among_ordinary_ones(both: Both) -> None:
     np.testing.assert_allclose(found[0], found[1], atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_scores_of_prompts(both: Both) -> None:
     """In parts of a few rows, each of which is a step of its own; one is too large for pieces."""
@@ -226,6 +228,7 @@ def test_another_pool_gets_graphs_of_its_own(both: Both) -> None:
     assert again.output_token_ids == request.output_token_ids
 
 
+@pytest.mark.long  # test_steps_ahead.py has it by default
 @pytest.mark.parametrize("both", ["llama"], indirect=True)
 def test_where_graphs_cannot_be_captured_steps_are_launched(
     both: Both, caplog: pytest.LogCaptureFixture

@@ -75,6 +75,7 @@ def requests() -> list[Request]:
     ]
 
 
+@pytest.mark.long  # a head drafts from them by default
 def test_rows_are_those_before_the_layers(tmp_path: Path) -> None:
     """Of a step that is launched, of one in pieces, and of two graphs."""
     limits: dict[str, Any] = {"pieces": (4,), "buckets": (1, 2), "has_graphs": True}

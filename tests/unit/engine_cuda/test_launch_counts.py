@@ -292,6 +292,7 @@ def test_a_mixed_step_is_copied_and_waited_for_once_as_well(
     assert [len(copies.started), len(copies.fetched), copies.num_waits] == [1, 1, 1]
 
 
+@pytest.mark.long  # those of the sampler are by default
 def test_experts_are_compiled_before_the_first_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

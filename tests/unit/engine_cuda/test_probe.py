@@ -73,6 +73,7 @@ class WrongDecodes(ReferenceAttention):
         return self.attend(query, dataclasses.replace(kv, layer=0), batch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("needs", matrix(NEEDS, 1), ids=str)
 @pytest.mark.usefixtures("interpreted")
 def test_ours_works(needs: AttentionNeeds) -> None:

@@ -120,6 +120,7 @@ def test_stages_launch_parts_too(tmp_path: Path) -> None:
     assert [r.output_token_ids for r in found] == [r.output_token_ids for r in expected]
 
 
+@pytest.mark.long
 def test_a_replay_and_a_launched_step_have_two_sums_a_layer(tmp_path: Path) -> None:
     recorders: list[Recorded] = []
     path = checkpoint(tmp_path, "llama")

@@ -36,14 +36,17 @@ def checks(interpreted: None) -> ModuleType:
     return recurrent_checks
 
 
+@pytest.mark.long
 def test_cpus_and_gpus_go_on_with_what_the_other_has_left(checks: ModuleType) -> None:
     checks.check_cpus_and_gpus_go_on_with_what_the_other_has_left(CPU)
 
 
+@pytest.mark.long
 def test_bits_depend_on_no_batch_and_no_chunk(checks: ModuleType) -> None:
     checks.check_bits_depend_on_no_batch_and_no_chunk(CPU)
 
 
+@pytest.mark.long
 def test_a_state_is_kept_behind_any_row(checks: ModuleType) -> None:
     checks.check_a_state_is_kept_behind_any_row(CPU)
 

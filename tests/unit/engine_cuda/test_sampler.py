@@ -106,6 +106,7 @@ def test_masked_tokens_are_those_of_the_cpu(
     expect_same(row.repeat(len(requests), 1), requests, TokenMasks(masked, words))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spread", matrix([2.0, 0.0], 1))
 def test_tokens_of_a_large_vocabulary(spread: float) -> None:
     """Of several tiles. Flat: all tokens are candidates for the nucleus."""

@@ -168,6 +168,7 @@ def formula(path: Path, said: list[int], states: Tensor, most: int) -> list[int]
     return drafts
 
 
+@pytest.mark.long
 def test_layers_of_several_change_nothing(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", "deepseek_v3")
     check_answers(add_mtp(model, num_layers=2), DecoderKind.SERVED)
@@ -177,6 +178,7 @@ def test_it_changes_nothing(path: Path, kind: DecoderKind) -> None:
     check_answers(path, kind)
 
 
+@pytest.mark.long
 def test_it_changes_nothing_in_codes(path: Path) -> None:
     check_answers(path, DecoderKind.SERVED, "int8")
 

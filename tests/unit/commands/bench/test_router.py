@@ -14,7 +14,7 @@ def test_a_few_nodes_are_measured_as_well() -> None:
 
 def test_every_kind_of_decision_is_measured() -> None:
     report = measure_router(
-        num_nodes=64, nodes_per_host=8, num_blocks=4096, prompt_tokens=[512], decisions=3
+        num_nodes=16, nodes_per_host=4, num_blocks=512, prompt_tokens=[512], decisions=3
     )
     assert [(row.policy, row.mode) for row in report.decisions[:: len(HIT_SHARES)]] == KINDS
     assert all(0 < row.p50_us <= row.p99_us for row in report.decisions)

@@ -173,6 +173,7 @@ def test_no_command_is_the_users_fault(capsys):
     assert "COMMAND" in capsys.readouterr().err
 
 
+@pytest.mark.long  # test_contracts.py has it by default
 def test_the_entry_module_loads_neither_torch_nor_a_server():
     code = (
         "import sys, pdserve.commands.cli.main;"

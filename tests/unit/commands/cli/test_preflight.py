@@ -166,6 +166,7 @@ def test_codes_count_as_they_are_packed(tmp_path):
         check_memory(engine, huge, 0, root, codings)
 
 
+@pytest.mark.long  # its parts are by default
 def test_a_bad_model_is_refused_before_any_process_is_started(tmp_path):
     """In one line, by the command itself, which has not loaded torch for it."""
     file = tmp_path / "model.gguf"

@@ -91,6 +91,7 @@ def test_what_would_be_refused_is_refused(capsys, tmp_path):
     assert "there is no setting `engine.kv_memry`; did you mean `engine.kv_memory`?" in said
 
 
+@pytest.mark.long  # a closed output is by default
 @pytest.mark.parametrize("words", matrix([["config"], ["up", "--help"]], 1), ids=" ".join)
 def test_a_reader_that_has_seen_enough_is_no_error(words: list[str]) -> None:
     """As `pdserve config | head -1`."""

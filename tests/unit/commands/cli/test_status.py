@@ -13,9 +13,7 @@ from rich.console import Console
 
 from pdserve.commands.cli.main import main
 from pdserve.commands.cli.running import status as status_command
-from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.status import fetch_status
-from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.protocol import DraftState, LinkState
 from pdserve.protocol.status import (
     AdapterStatus,
@@ -251,14 +249,10 @@ async def test_no_answer_in_time():
             await fetch_status(url, timeout_s=0.1)
 
 
-async def test_the_command_prints_json_for_programs(fake_command):
-    config = ClusterConfig(port=0, mode="colocated", start_s=20.0)
-    async with Cluster(config, command=fake_command) as cluster:
-        command = [sys.executable, "-m", "pdserve", "status", "--json", "--url", cluster.url]
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        out, _ = await process.communicate()
-    assert process.returncode == 0
-    assert msgspec.json.decode(out, type=ClusterStatus).node("decode-0") is not None
+async def test_the_command_prints_json_for_programs(capsys):
+    async with answering(200, msgspec.json.encode(STATUS)) as url:
+        assert await asyncio.to_thread(main, ["status", "--json", "--url", url]) == 0
+    assert msgspec.json.decode(capsys.readouterr().out, type=ClusterStatus) == STATUS
 
 
 def test_the_command_fails_in_one_line_when_nobody_answers(capsys):

@@ -23,7 +23,15 @@ def config(model: str = "", **fields) -> ClusterConfig:
     return ClusterConfig(checkpoint=CheckpointConfig(model=model), **{**defaults, **fields})
 
 
-async def test_a_cluster_serves_until_it_is_left_and_leaves_nothing_behind(fake_command):
+async def test_a_cluster_serves_until_it_is_left_and_leaves_nothing_behind(
+    fake_command, monkeypatch
+):
+    """And only the coordinator inherits the API key."""
+    monkeypatch.setenv(API_KEY_VARIABLE, "secret")
+
+    def environment(name: str) -> bytes:
+        return Path(f"/proc/{cluster.pid(name)}/environ").read_bytes()
+
     lines = []
     cluster = Cluster(
         config(decode=2),
@@ -38,20 +46,11 @@ async def test_a_cluster_serves_until_it_is_left_and_leaves_nothing_behind(fake_
         assert all(node.state == "ready" for node in status.nodes)
         assert set(await cluster.metrics_addresses()) == set(cluster.node_names)
         assert ("coordinator", "the fake coordinator listens") in lines
-    assert not any(cluster.is_running(name) for name in ["coordinator", *cluster.node_names])
-
-
-async def test_only_the_coordinator_inherits_the_api_key(fake_command, monkeypatch):
-    monkeypatch.setenv(API_KEY_VARIABLE, "secret")
-
-    def environment(pid: int) -> bytes:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-
-    async with Cluster(config(), command=fake_command, machine=ONE_CORE) as cluster:
-        assert b"secret" in environment(cluster.pid("coordinator"))
+        assert b"secret" in environment("coordinator")
         for name in cluster.node_names:
-            assert b"PATH=" in environment(cluster.pid(name))
-            assert b"secret" not in environment(cluster.pid(name))
+            assert b"PATH=" in environment(name)
+            assert b"secret" not in environment(name)
+    assert not any(cluster.is_running(name) for name in ["coordinator", *cluster.node_names])
 
 
 @pytest.mark.long  # clusters that lose nodes show it by default

@@ -189,6 +189,7 @@ async def test_ctrl_c_while_loading_kills_at_once(start_up):
     assert await up.exit_code() == 130
 
 
+@pytest.mark.long  # test_signals.py has it by default
 async def test_a_second_ctrl_c_kills_at_once(start_up):
     up = await start_up("--model=deaf", "--mode=colocated", "--set=timeouts.drain_s=60")
     await up.invitation()

@@ -39,7 +39,7 @@ LOAD = PlanConfig(
     scenario="conversation",
     calibration="a100-13b",
     rate=30.0,
-    requests=80,
+    requests=40,
     ttft_s=1.0,
     tpot_s=0.05,
     max_nodes=4,
@@ -161,6 +161,7 @@ def test_nodes_on_cpus_stay_there_and_have_the_threads_that_were_calibrated() ->
         assert config.policy == policy
 
 
+@pytest.mark.long
 def test_what_prompts_share_takes_no_time_for_prompts(tmp_path: Path) -> None:
     """Else nothing small would be tried for agents, whose prompts are mostly in the cache."""
     lines = ['{"format": "pdserve trace 1", "block_tokens": 64}']

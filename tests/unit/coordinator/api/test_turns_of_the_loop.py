@@ -174,13 +174,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 # Of each way to read a body the case that takes most.
 TELLING = {
-    "messages",
     "tools",
     "a schema",
-    "unknown names",
-    "answers",
     "prompts of ids",
-    "inputs",
     "ids to show",
     "input items that do not fit",
 }

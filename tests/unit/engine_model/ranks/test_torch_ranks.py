@@ -69,7 +69,7 @@ def torch_decoder(config, weights, ranks):
     return TorchDecoder(config, weights, writing_attention(CPU), ranks, LEAST_PART)
 
 
-@pytest.mark.parametrize(("case", "divided"), matrix(DIVIDED.items(), 4), ids=str)
+@pytest.mark.parametrize(("case", "divided"), matrix(DIVIDED.items(), 2), ids=str)
 def test_a_family_on_several_ranks_matches_transformers(
     checkpoint_of: Make, case: str, divided: tuple[int, int]
 ) -> None:

@@ -31,6 +31,7 @@ def says(fingerprint: str, *, lies_of: int = -1) -> Answer:
     return answer
 
 
+@pytest.mark.long
 async def test_the_same_answers_are_counted_and_all_is_well() -> None:
     answers = {Candidate(mode): says("fp_1") for mode in PLAIN.modes}
     world = World(answers=answers)

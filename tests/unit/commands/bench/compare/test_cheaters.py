@@ -198,12 +198,12 @@ def modes_of(report: CompareReport) -> tuple[ModeReport, ModeReport]:
     ("cheat", "words", "is_beaten"),
     matrix(
         [
+            (stops_early, ["requests, most with: the stream had", "cheat failed"], True),
             (
                 in_bursts,
                 ["cheat streams in bursts of about 1", "tokens: its TPOT is a mean"],
                 False,
             ),
-            (stops_early, ["requests, most with: the stream had", "cheat failed"], True),
             (
                 late_but_fast,
                 ["cheat answers late, and fast then: at 150/s 100% kept the TPOT"],
@@ -216,7 +216,7 @@ def modes_of(report: CompareReport) -> tuple[ModeReport, ModeReport]:
             (dropping(6), ["cheat failed", "most with: the connection broke"], True),
             (dropping(6, token()), ["most with: the stream broke off: without a word"], True),
         ],
-        2,
+        1,
     ),
 )
 async def test_a_cheat_is_exposed(cheat: Answer, words: list[str], is_beaten: bool) -> None:

@@ -137,7 +137,8 @@ class World:
         return {mode.mode: mode for mode in report.modes}, scenario, experiment.failures
 
 
-async def test_every_mode_sees_the_same_requests_at_every_rate() -> None:
+async def test_every_mode_sees_the_same_requests_at_every_rate_in_turns() -> None:
+    """And no two runs of a server share prefixes."""
     world = World()
     modes, report, failures = await world.run()
     assert failures == {}
@@ -167,21 +168,11 @@ async def test_every_mode_sees_the_same_requests_at_every_rate() -> None:
         assert {(row.rate, row.score.attainment) for row in mode.rows} == {(100, 1.0), (200, 1.0)}
         assert (mode.goodput, mode.goodput_is) == (200.0, "above the rates")
         assert all(row.prefilled_on == {"p": row.score.sent} for row in mode.rows)
-
-
-async def test_no_two_runs_of_a_server_share_prefixes() -> None:
-    world = World()
-    await world.run()
     for server in world.servers:
         seen: dict[str, set[str]] = {}
         for body in server.bodies:
             seen.setdefault(body["cache_salt"], set()).add(str(body["prompt"]))
         assert sum(len(prompts) for prompts in seen.values()) == len(server.bodies)
-
-
-async def test_modes_take_turns_at_going_first() -> None:
-    world = World()
-    await world.run()
     order = [record.mode for record in world.kept if record.what == "rate"]
     there = ["disaggregated", "colocated", "adaptive", "disaggregated"]
     assert order == [*there, *reversed(there)]
@@ -244,6 +235,7 @@ async def test_without_any_mode_there_is_nothing_to_report() -> None:
         await World(cannot_start=("disaggregated", "colocated", "adaptive")).run()
 
 
+@pytest.mark.long  # one that serves nothing at once is by default
 async def test_an_idle_cluster_that_refuses_is_left_out() -> None:
     _, _, failures = await World(answers={Candidate("adaptive"): refuse}).run()
     assert list(failures) == ["adaptive"]

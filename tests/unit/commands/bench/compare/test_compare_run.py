@@ -409,6 +409,11 @@ def test_the_report_is_one_json_object_and_files(
     assert not re.search(r'(src|href)="(?!#)', page), "nothing is loaded from elsewhere"
     assert 'name="viewport"' in page, "on a phone it is as wide as the phone"
     assert "&quot;seed&quot;: 0" in page
+    again = tmp_path / "again"
+    assert main(["bench", "compare", f"--from={tmp_path}", f"--out={again}"]) == 0
+    for name in ("report.json", "report.html"):
+        assert (again / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    capsys.readouterr()
     runs = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert {run["what"] for run in runs} == {"warm-up", "idle", "burst", "rate"}
     monkeypatch.chdir(tmp_path)

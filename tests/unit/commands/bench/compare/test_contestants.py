@@ -38,6 +38,7 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+@pytest.mark.long
 async def test_a_server_that_is_started_is_stopped_between_its_turns(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     command = f"{sys.executable} -m tests.fakes.backend it --port {{port}} "

@@ -12,6 +12,7 @@ from pdserve.commands.bench.compare.shown.plot import attainment_figure, latency
 from tests.unit.commands.bench.compare.made_reports import TARGET, made_report, row
 
 
+@pytest.mark.long  # test_compare_run.py has them by default
 def test_every_scenario_gets_two_pictures(tmp_path: Path) -> None:
     saved = save_plots(made_report(), tmp_path / "new" / "folder")
     assert [path.name for path in saved] == ["made-up-attainment.png", "made-up-latency.png"]

@@ -18,6 +18,8 @@ from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.cli.main import main
 from tests.fakes.server import Answer, Body, FakeServer, answer_all
 
+pytestmark = pytest.mark.long  # test_compare_run.py has it by default
+
 FLAGS = (
     "--scenarios long-prompts --rates 400,500 --quick "
     "--duration-s 0.1 --ttft-s 9 --tpot-s 9 "
@@ -73,7 +75,6 @@ def test_all_that_was_made_is_made_again(
         assert (tmp_path / name).read_bytes() == (measured / name).read_bytes(), name
 
 
-@pytest.mark.long
 def test_every_figure_comes_from_the_requests(measured: Path, tmp_path: Path) -> None:
     """What the report says is not believed: only that these modes were measured, and how."""
     original = json.loads((measured / "report.json").read_text())

@@ -67,6 +67,7 @@ async def bench(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
             process.kill()
 
 
+@pytest.mark.long  # compare's are by default
 async def test_each_has_its_turn_alone_and_is_gone_after_it(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     backends = [f"--against={name}={command(diary, name)}" for name in ("a", "b")]

@@ -96,6 +96,7 @@ def test_people_see_what_was_left_out(folder: Path, capsys: pytest.CaptureFixtur
     assert "not measured: prefill 1 x 10000: the model takes 8192 tokens" in out
 
 
+@pytest.mark.long  # those of one are by default
 @pytest.mark.usefixtures("cores")
 def test_steps_of_two_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(folder, "--json", "--tensor-parallel=2") == 0

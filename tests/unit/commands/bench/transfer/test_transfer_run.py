@@ -114,6 +114,7 @@ async def test_a_process_that_dies_is_told_and_the_other_ends_too() -> None:
         os.kill(puller_pid, 0)
 
 
+@pytest.mark.long
 async def test_a_process_that_hangs_is_given_up() -> None:
     async with asyncio.timeout(30), start_ends(TINY, Loopback(), deadline_s=20) as ends:
         os.kill(ends.puller.pid, signal.SIGSTOP)

@@ -173,6 +173,7 @@ async def test_options_that_make_no_sense_for_prompts_are_refused(
         assert api.generator.generations == []
 
 
+@pytest.mark.long  # test_long_answers.py has the bound by default
 async def test_more_than_a_message_holds_is_refused() -> None:
     generator = FakeGenerator(max_model_len=1 << 20)
     fields = {"prompt": [[5] * 60_000], "echo": True}
