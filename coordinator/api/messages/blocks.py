@@ -30,10 +30,14 @@ def chat_messages(
     for i, message in enumerate(messages):
         where = f"messages[{i}].content"
         blocks = _listed(message.content)
+        if not blocks and message.role != "assistant":
+            raise InvalidRequest(f"{where} must have at least one block", where)
         if message.role == "assistant":
             chat.say(blocks, where)
         else:
             chat.tell(message.role, blocks, where)
+    if not chat.messages:
+        raise InvalidRequest("'messages' must have a message for the model", "messages")
     return chat.messages
 
 

@@ -218,7 +218,10 @@ async def test_thinking_and_effort_are_for_the_template(
     assert told[1] in (effort or "", "none" if thinks is False else "")
 
 
+BILLING = {"role": "system", "content": [text("x-anthropic-billing-header: x")]}
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [*HI, said(text("So")), {"role": "user", "content": []}]}, "messages[2].content"),
+    ({"messages": [BILLING]}, "'messages'"),
     ({"messages": [user({"type": "image", "source": {"type": "url"}})]}, "'image'"),
     ({"messages": [user({"type": "container_upload"})]}, "'container_upload'"),
     ({"messages": [user({"type": "document", "source": {"type": "base64"}})]}, "'base64'"),
@@ -259,7 +262,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "told"), matrix(REFUSED, 8))
+@pytest.mark.parametrize(("wrong", "told"), matrix(REFUSED, 9))
 async def test_what_would_change_the_answer_is_refused_by_name(
     wrong: dict[str, Any], told: str
 ) -> None:
