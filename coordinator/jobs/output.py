@@ -77,23 +77,23 @@ def shown(batch: Batch, line: AnsweredLine) -> bytes:
 
 
 class _Cached(Struct, frozen=True):
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
 
 
 class _Usage(Struct, frozen=True):
-    """Token counts in the form of either protocol."""
+    """Token counts in the form of either protocol. Servers elsewhere also send null."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _Cached = _Cached()
-    input_tokens: int = 0
-    output_tokens: int = 0
-    input_tokens_details: _Cached = _Cached()
-    cache_read_input_tokens: int = 0  # not among `input_tokens`
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Cached | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Cached | None = None
+    cache_read_input_tokens: int | None = None  # not among `input_tokens`
 
 
 class _Answer(Struct, frozen=True):
-    usage: _Usage = _Usage()
+    usage: _Usage | None = None
 
 
 class _Response(Struct, frozen=True):
@@ -115,11 +115,13 @@ def add_used(used: TokensUsed, line: AnsweredLine) -> None:
         return
     counted = msgspec.json.decode(line.answer, type=_Counted)
     for usage in (counted.response.body.usage, counted.result.message.usage):
-        outside = usage.cache_read_input_tokens
-        used.input += usage.prompt_tokens + usage.input_tokens + outside
-        used.output += usage.completion_tokens + usage.output_tokens
-        used.cached += usage.prompt_tokens_details.cached_tokens
-        used.cached += usage.input_tokens_details.cached_tokens + outside
+        if usage is None:
+            continue
+        outside = usage.cache_read_input_tokens or 0
+        used.input += (usage.prompt_tokens or 0) + (usage.input_tokens or 0) + outside
+        used.output += (usage.completion_tokens or 0) + (usage.output_tokens or 0)
+        details = (usage.prompt_tokens_details, usage.input_tokens_details)
+        used.cached += outside + sum((one and one.cached_tokens) or 0 for one in details)
 
 
 def _output(batch: Batch, number: int, custom_id: str, response: LineResponse | None) -> OutputLine:

@@ -14,9 +14,11 @@ import aiohttp
 import pytest
 
 from coordinator.jobs import lines as limits
+from coordinator.jobs.output import add_used
 from coordinator.jobs.routes import open_jobs
 from coordinator.jobs.runner import BatchRunner
 from coordinator.jobs.storage import tables
+from coordinator.jobs.storage.batches import AnsweredLine, LineState, TokensUsed
 from coordinator.jobs.storage.database import Row, SqliteDatabase, Step
 from coordinator.jobs.storage.files import CHUNK_BYTES
 from coordinator.tenants import Tenants
@@ -204,6 +206,15 @@ async def test_forms_that_mean_nothing_are_refused(fields: dict[str, str], statu
         async with api.client.post("/v1/files", data=form, headers=headers) as response:
             assert response.status == 403, "a web page may send a form without asking"
         assert (await got(api, "/v1/files"))["data"] == []
+
+
+def test_usage_of_a_server_elsewhere_may_have_nulls() -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": None}
+    used = TokensUsed()
+    for said in (usage, usage | {"prompt_tokens_details": {"cached_tokens": None}}, None):
+        answer = json.dumps({"response": {"body": {"usage": said}}}).encode()
+        add_used(used, AnsweredLine(1, "line-1", LineState.SUCCEEDED, answer))
+    assert used == TokensUsed(input=14, output=6)
 
 
 async def test_cancelling_keeps_what_is_done() -> None:
