@@ -145,7 +145,7 @@ class NodeAdapters:
 
     def coordinator_lost(self, link: Sender) -> None:
         """Its adapters stay until their places are needed: it may come back."""
-        for loaded in self._loaded.values():
+        for loaded in chain(self._loaded.values(), self._kept.values()):
             loaded.wanted_by.discard(link)
 
     async def close(self) -> None:
@@ -196,8 +196,9 @@ class NodeAdapters:
             return _expected(files.digest, order)
         log.info("adapter %s is read from %s", files.digest, order.path)
         if files.digest in self._kept:
+            _expected(files.digest, order)
             self._make_place()
-            return self._take(_expected(files.digest, order), self._kept.pop(files.digest))
+            return self._take(files.digest, self._kept.pop(files.digest))
         try:
             _expected(files.digest, order)
             await self._make_room(files.num_bytes, store)

@@ -153,6 +153,13 @@ async def test_one_that_lost_its_place_comes_back_unread_and_waits_for_no_step(n
         node.adapters.use("b")
 
 
+async def test_a_refusal_takes_no_place_away(node: Node) -> None:
+    for name in "abc":
+        await node.load(name)
+    assert (await node.load("a", digest="z")).code == "adapter_refused"
+    assert node.told.digests == ["b", "c"]
+
+
 async def test_what_is_kept_leaves_when_it_is_unloaded_or_its_memory_is_needed(
     tmp_path: Path,
 ) -> None:
@@ -197,3 +204,14 @@ async def test_a_lost_coordinators_adapters_stay_until_their_places_are_needed(n
     await node.load("a")
     node.adapters.coordinator_lost(node.link)
     assert node.told.digests == ["a"]
+
+
+async def test_a_lost_coordinator_does_not_want_what_was_kept_for_it(node: Node) -> None:
+    lost = RecordingOutbox()
+    await node.load("a", link=lost)
+    for name in "bc":
+        await node.load(name)
+    node.adapters.coordinator_lost(lost)
+    await node.load("a", digest="a")
+    node.adapters.unload("a", node.link)
+    await until(lambda: "a" not in node.store.loaded)
