@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from dataclasses import astuple, dataclass
 
-from coordinator.adapters.life import MAX_ADAPTERS, MAX_NAME_CHARS
-from coordinator.adapters.life import MAX_BYTES as MAX_ADAPTER_BYTES
+from coordinator.adapters.bounds import MAX_ADAPTERS, MAX_NAME_CHARS
+from coordinator.adapters.bounds import MAX_BYTES as MAX_ADAPTER_BYTES
 from coordinator.admission.arrivals import MOST_CLASSES
 from coordinator.api.completions import MAX_GENERATED
 from coordinator.api.config import ApiConfig

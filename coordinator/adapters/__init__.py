@@ -1,6 +1,7 @@
 """Adapters of a model: which there are, under which names, and which nodes have them.
 
     known.py      the versions that names stand for, and those that they stood for
+    bounds.py     how many there may be, of whom, and under which names
     orders.py     orders to nodes, and their answers
     life.py       load, serve, unload; nodes that join; adapters that no node has now
     table.py      the names in the database, for the next process and for other coordinators

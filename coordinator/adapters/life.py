@@ -19,6 +19,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
+from coordinator.adapters.bounds import AdapterBounds, in_use, not_found
 from coordinator.adapters.known import KnownAdapters, Version
 from coordinator.adapters.orders import AdapterOrders
 from coordinator.nodes.registry import Member, Registry
@@ -41,9 +42,6 @@ from pdserve.shared.errors import (
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_ADAPTERS: Final = 1024  # names
-MAX_BYTES: Final = 64 << 30  # of all adapters together
-MAX_NAME_CHARS: Final = 256
 LOOK_S: Final = 1.0  # between two looks at what other coordinators have written down
 DECLARED_S: Final = 10.0  # before an adapter of the settings is tried again
 AGAIN_S: Final = 1.0  # before a node is asked again for what it could not load
@@ -61,8 +59,11 @@ class Written(Protocol):
         """Return all of them."""
         ...
 
-    async def put(self, version: Version, *, in_place: bool) -> bool:
-        """Write what a name stands for; False: it stands for something, and is not replaced."""
+    async def put(self, version: Version, *, in_place: bool, own_only: bool) -> bool:
+        """Write what a name stands for; False: it stands for something, and is not replaced.
+
+        `own_only`: `in_place` replaces only what the same tenant has loaded.
+        """
         ...
 
     async def drop(self, name: str) -> None:
@@ -111,10 +112,12 @@ class Adapters:
         self._serving = serving
         self._orders = orders
         self._clock = clock
-        self._is_taken = is_taken
+        self._bounds = AdapterBounds(self.known, is_taken)
         self._declared = dict(declared)
         self._table: Written | None = None
         self._changing: dict[str, _Change] = {}  # by name
+        self._changed_names: set[str] = set()  # since the last look at the table began
+        self._is_looking = False
         self._under_way: set[tuple[Member, str]] = set()
         self._not_before_s: dict[object, float] = {}  # by member and digest, or by name
         self._greeted: set[Member] = set()
@@ -183,7 +186,14 @@ class Adapters:
     # ---- load, unload --------------------------------------------------------------------------
 
     async def load(
-        self, name: str, path: str, owner: str = "", *, in_place: bool = False, most: int = 0
+        self,
+        name: str,
+        path: str,
+        owner: str = "",
+        *,
+        in_place: bool = False,
+        own_only: bool = False,
+        most: int = 0,
     ) -> Version:
         """Have all nodes load the adapter in a folder of theirs, and serve it under a name.
 
@@ -194,27 +204,35 @@ class Adapters:
             path: of the folder.
             owner: the tenant that loads it.
             in_place: it replaces what the name stands for; what runs goes on with that.
+            own_only: but nothing that another tenant has loaded.
             most: adapters that the owner may have loaded; 0: any number.
 
         Raises:
             InvalidRequest: the name is in use, or cannot be one, or the adapter cannot be used.
             ItemNotFound: there is no such folder.
+            PermissionDenied: another tenant has loaded what it would replace.
             AdaptersFull: there are as many as may be.
             NoNodeAvailable: no pair of nodes could load it.
             StoreUnavailable: it cannot be written down.
         """
-        return await asyncio.shield(self._spawn(self._load(name, path, owner, in_place, most)))
+        loading = self._load(name, path, owner, most, in_place=in_place, own_only=own_only)
+        return await asyncio.shield(self._spawn(loading))
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str, *, owner: str | None = None) -> None:
         """Serve a name no longer; what runs with its adapter ends as it began.
+
+        `owner`: that must have loaded it; None: anybody may have.
 
         Raises:
             ModelNotFound: no adapter has this name.
+            PermissionDenied: another tenant has loaded it.
             StoreUnavailable: it cannot be written down.
         """
         async with self._change(name):
             if name not in self.known:
                 raise not_found(name)
+            if owner is not None:
+                self._bounds.check_owner(name, owner)
             if self._table is not None:
                 await self._table.drop(name)
             self.known.retire(name)
@@ -252,19 +270,27 @@ class Adapters:
         return ticking(LOOK_S, "adapters", look, self._has_any)
 
     async def look(self) -> None:
-        """Look what other coordinators have written down. A store that is away changes nothing."""
-        if self._table is None:
+        """Look what other coordinators have written down. A store that is away changes nothing.
+
+        What changes here meanwhile is newer than what is read.
+        """
+        if self._table is None or self._is_looking:
             return
+        self._is_looking = True
+        self._changed_names.clear()
         try:
             written = {version.name: version for version in await self._table.all()}
         except StoreUnavailable as error:
             log.warning("adapters stay as they are: %s", error)
             return
+        finally:
+            self._is_looking = False
+        newer = self._changed_names | self._changing.keys()
         for version in self.known:
-            if version.name not in written and version.name not in self._changing:
+            if version.name not in written and version.name not in newer:
                 self.known.retire(version.name)
         for version in written.values():
-            if self.known.find(version.name) != version and version.name not in self._changing:
+            if self.known.find(version.name) != version and version.name not in newer:
                 self._declared.pop(version.name, None)
                 self._serve(version)
                 for member in self._hosts():
@@ -314,6 +340,7 @@ class Adapters:
         else:
             self.failures.pop((member.node_id, version.name), None)
             self._not_before_s.pop(key, None)
+            self._let_go(version.digest)  # if it was unloaded meanwhile
         finally:
             self._under_way.discard(key)
 
@@ -326,6 +353,8 @@ class Adapters:
             try:
                 await self.load(name, path)
             except PdserveError as error:
+                if name not in self._declared:  # another load of it came first
+                    return
                 level = logging.WARNING if isinstance(error, AdaptersFull) else logging.ERROR
                 said = "adapter %s, which the settings name, is not served: %s"
                 log.log(level, said, name, error)
@@ -336,18 +365,20 @@ class Adapters:
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    async def _load(self, name: str, path: str, owner: str, in_place: bool, most: int) -> Version:
+    async def _load(
+        self, name: str, path: str, owner: str, most: int, *, in_place: bool, own_only: bool
+    ) -> Version:
         async with self._change(name):
-            self._check_name(name, in_place=in_place)
-            self._check_number(name, owner, most)
-            version = await self._verified(name, path, owner)
-            try:
-                await self._write(version, in_place=in_place)
-            except PdserveError:
-                self._let_go(version.digest)
-                raise
-            self._declared.pop(name, None)
-            self._serve(version)
+            self._bounds.check_name(name, owner, in_place=in_place, own_only=own_only)
+            with self._bounds.loading(name, owner, most):
+                version = await self._verified(name, path, owner)
+                try:
+                    await self._write(version, in_place=in_place, own_only=own_only)
+                except PdserveError:
+                    self._let_go(version.digest)
+                    raise
+                self._declared.pop(name, None)
+                self._serve(version)
             log.info("adapter %s is served: %s from %s", name, version.digest, path)
         self.settle()
         return version
@@ -371,7 +402,7 @@ class Adapters:
             # Where none had an error it is verified, though others may have taken its place since.
             if not digests or (errors and not self._serving.can_route(digests[0])):
                 raise _refusal(errors)
-            self._check_bytes(name, loaded[0].num_bytes)
+            self._bounds.check_bytes(name, loaded[0].num_bytes)
         except PdserveError:
             for digest in digests:
                 self._let_go(digest)
@@ -383,37 +414,11 @@ class Adapters:
         begin = tuple(first.invocation)
         return Version(name, path, digests[0], first.num_bytes, owner, now_s, begin)
 
-    def _check_name(self, name: str, *, in_place: bool) -> None:
-        if self._is_taken(name):
-            raise InvalidRequest(f"{name!r} is the name of a model: choose another", "lora_name")
-        if not (0 < len(name) <= MAX_NAME_CHARS and name.isprintable()):
-            raise InvalidRequest(
-                f"'lora_name' must have 1 to {MAX_NAME_CHARS} printable characters", "lora_name"
-            )
-        if name in self.known and not in_place:
-            raise _in_use(name)
-
-    def _check_number(self, name: str, owner: str, most: int) -> None:
-        others = [version for version in self.known if version.name != name]
-        if len(others) >= MAX_ADAPTERS:
-            raise AdaptersFull(f"{len(others)} adapters are loaded, as many as may be: unload one")
-        own = sum(version.owner == owner for version in others)
-        if most and own >= most:
-            raise AdaptersFull(
-                f"{owner!r} has loaded {own} adapters and may have {most}: unload one of them first"
-            )
-
-    def _check_bytes(self, name: str, num_bytes: int) -> None:
-        others = sum(version.num_bytes for version in self.known if version.name != name)
-        if others + num_bytes > MAX_BYTES:
-            raise AdaptersFull(
-                f"the adapters would have {others + num_bytes} bytes, of {MAX_BYTES} that they may "
-                "have: unload one"
-            )
-
-    async def _write(self, version: Version, *, in_place: bool) -> None:
-        if self._table is not None and not await self._table.put(version, in_place=in_place):
-            raise _in_use(version.name)  # by another coordinator, just now
+    async def _write(self, version: Version, *, in_place: bool, own_only: bool) -> None:
+        if self._table is not None and not await self._table.put(
+            version, in_place=in_place, own_only=own_only
+        ):
+            raise in_use(version.name)  # by another coordinator, just now
 
     def _serve(self, version: Version) -> None:
         self.known.serve(version)
@@ -432,6 +437,7 @@ class Adapters:
             async with change.lock:
                 yield
         finally:
+            self._changed_names.add(name)
             change.num_wanted -= 1
             if not change.num_wanted:
                 del self._changing[name]
@@ -441,19 +447,6 @@ class Adapters:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def not_found(name: str) -> ModelNotFound:
-    """Return the error of a call that names an adapter which is not there."""
-    return ModelNotFound(f"The lora adapter '{name[:128]}' cannot be found.", "lora_name")
-
-
-def _in_use(name: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in "
-        "place, set 'load_inplace' to True.",
-        "lora_name",
-    )
 
 
 def _refusal(errors: Sequence[BaseException]) -> PdserveError:

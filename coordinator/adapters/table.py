@@ -26,6 +26,7 @@ INSERT INTO pdserve_adapters VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (model, name) DO NOTHING RETURNING name
 """
 _DROP: Final = "DELETE FROM pdserve_adapters WHERE model = ? AND name = ?"
+_DROP_OWN: Final = f"{_DROP} AND owner = ?"
 
 
 class AdapterTable:
@@ -45,8 +46,10 @@ class AdapterTable:
         (rows,) = await self._database.run((_ALL, self._model))
         return [replace(Version(*row[:-1]), invocation=tuple(json.loads(row[-1]))) for row in rows]
 
-    async def put(self, version: Version, *, in_place: bool) -> bool:
+    async def put(self, version: Version, *, in_place: bool, own_only: bool) -> bool:
         """Write what a name stands for; False: it stands for something, and may not be replaced.
+
+        `own_only`: `in_place` replaces only what the same tenant has loaded.
 
         Raises StoreUnavailable.
         """
@@ -61,7 +64,8 @@ class AdapterTable:
             version.created,
             json.dumps(version.invocation),
         )
-        steps = [(_DROP, *key), put] if in_place else [put]
+        drop = (_DROP_OWN, *key, version.owner) if own_only else (_DROP, *key)
+        steps = [drop, put] if in_place else [put]
         return bool((await self._database.run(*steps))[-1])
 
     async def drop(self, name: str) -> None:

@@ -9,7 +9,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from coordinator.adapters.life import MAX_NAME_CHARS, Adapters, not_found
+from coordinator.adapters.bounds import MAX_NAME_CHARS, not_found
+from coordinator.adapters.life import Adapters
 from coordinator.api.calls import asked
 from coordinator.api.context import RequestTrace
 from coordinator.api.openapi.operation import Operation
@@ -89,13 +90,12 @@ def add_adapter_routes(
                 f"{tenant.name!r} may not use an adapter named {body.lora_name!r}, only "
                 f"{', '.join(tenant.adapters)}"
             )
-        if body.load_inplace and body.lora_name in adapters.known:
-            _check_own(body.lora_name, tenant, adapters)
         await adapters.load(
             body.lora_name,
             body.lora_path,
             tenant.name,
             in_place=body.load_inplace,
+            own_only=_changes_own(tenant),
             most=0 if tenant.is_operator else tenant.max_adapters,
         )
         return web.Response(text=f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -104,10 +104,10 @@ def add_adapter_routes(
         tenant = _loader(question.trace)
         body = await question.body(UnloadAdapterRequest)
         adapters = adapters_with(body.lora_name)
-        if adapters is None:
+        if adapters is None or not tenant.may_use(body.lora_name):
             raise not_found(body.lora_name)
-        _check_own(body.lora_name, tenant, adapters)
-        await adapters.unload(body.lora_name)
+        owner = tenant.name if _changes_own(tenant) else None
+        await adapters.unload(body.lora_name, owner=owner)
         return web.Response(text=f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     own = {"/v1/load_lora_adapter": load, "/v1/unload_lora_adapter": unload}
@@ -125,10 +125,6 @@ def _loader(trace: RequestTrace) -> Tenant:
     return tenant
 
 
-def _check_own(name: str, tenant: Tenant, adapters: Adapters) -> None:
-    """Raise ModelNotFound if a tenant may not see the adapter, PermissionDenied if not change."""
-    version = adapters.known.find(name)
-    if version is None or not tenant.may_use(name):
-        raise not_found(name)
-    if tenant.name and not tenant.is_operator and version.owner != tenant.name:
-        raise PermissionDenied(f"{tenant.name!r} has not loaded the adapter {name!r}")
+def _changes_own(tenant: Tenant) -> bool:
+    """Return whether a tenant may change only the adapters that it has loaded itself."""
+    return bool(tenant.name) and not tenant.is_operator

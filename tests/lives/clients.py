@@ -8,8 +8,8 @@ from random import Random
 
 from msgspec.structs import replace
 
+from coordinator.adapters.bounds import not_found
 from coordinator.adapters.generator import AdaptedGenerator
-from coordinator.adapters.life import not_found
 from coordinator.generation import GenerationRequest, Generator
 from coordinator.requests.running import RunningRequest
 from pdserve.protocol import Prompt, SamplingParams, Slo, TokenEvent

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tracemalloc
 
+from coordinator.adapters.bounds import MAX_ADAPTERS
 from coordinator.adapters.known import KnownAdapters, Version
-from coordinator.adapters.life import MAX_ADAPTERS
 from pdserve.shared.clock import ManualClock
 
 

@@ -17,6 +17,7 @@ from pdserve.shared.errors import (
     ModelNotFound,
     NodeLost,
     NoNodeAvailable,
+    PermissionDenied,
 )
 from tests.fakes.members import output
 from tests.unit.coordinator.adapters.played import (
@@ -38,6 +39,29 @@ async def cluster() -> PlayedCluster:
 
 async def loaded(cluster: PlayedCluster, name: str = "sql", path: str = "/a") -> Version:
     return await cluster.adapters.load(name, path)
+
+
+class SlowTable:
+    """A table that answers with what it had when it was asked."""
+
+    is_shared = True
+
+    def __init__(self) -> None:
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self._rows: dict[str, Version] = {}
+
+    async def all(self) -> list[Version]:
+        rows = list(self._rows.values())
+        await self.answers.wait()
+        return rows
+
+    async def put(self, version: Version, *, in_place: bool, own_only: bool) -> bool:
+        self._rows[version.name] = version
+        return True
+
+    async def drop(self, name: str) -> None:
+        del self._rows[name]
 
 
 def adapters_of(*nodes: PlayedNode) -> list[str]:
@@ -158,6 +182,35 @@ async def test_bounds_of_a_tenant(cluster: PlayedCluster) -> None:
     await cluster.adapters.load("two", "/a", "other", most=1)
 
 
+async def test_bounds_of_a_tenant_hold_for_what_is_loaded_at_the_same_time(
+    cluster: PlayedCluster,
+) -> None:
+    cluster.pair()
+    loads = [cluster.adapters.load(name, "/a", "acme", most=1) for name in ("one", "two")]
+    first, second = await asyncio.gather(*loads, return_exceptions=True)
+    assert isinstance(first, Version)
+    assert isinstance(second, AdaptersFull)
+    await cluster.adapters.unload("one")
+    await cluster.adapters.load("two", "/a", "acme", most=1)
+
+
+async def test_a_tenant_takes_no_name_over_that_another_has_just_loaded(
+    cluster: PlayedCluster,
+) -> None:
+    cluster.pair()
+    theirs, taken = await asyncio.gather(
+        cluster.adapters.load("sql", "/a", "acme"),
+        cluster.adapters.load("sql", "/b", "other", in_place=True, own_only=True),
+        return_exceptions=True,
+    )
+    assert cluster.adapters.find("sql") == theirs
+    assert isinstance(taken, PermissionDenied)
+    with pytest.raises(PermissionDenied):
+        await cluster.adapters.unload("sql", owner="other")
+    await cluster.adapters.load("sql", "/b", "acme", in_place=True, own_only=True)
+    await cluster.adapters.unload("sql", owner="acme")
+
+
 async def test_two_loads_of_one_name_are_one_after_the_other(cluster: PlayedCluster) -> None:
     cluster.pair()
     first, second = await asyncio.gather(
@@ -228,6 +281,49 @@ async def test_a_new_node_gets_what_was_used_last_as_many_as_it_keeps(
     await settle()
     assert small.has == [A]
     assert second.digest == B
+
+
+async def test_a_name_that_is_unloaded_while_a_new_node_loads_it_stays_nowhere(
+    cluster: PlayedCluster,
+) -> None:
+    cluster.pair()
+    await loaded(cluster)
+    joined = cluster.join("d2", DECODE, waits=True)
+    await settle()
+    await cluster.adapters.unload("sql")
+    joined.carry_out()
+    await settle()
+    assert joined.has == []
+
+
+async def test_what_is_read_of_the_database_too_early_takes_no_name_away(
+    cluster: PlayedCluster,
+) -> None:
+    cluster.pair()
+    table = SlowTable()
+    await cluster.adapters.follow(table)
+    table.answers.clear()
+    looking = asyncio.create_task(cluster.adapters.look())
+    await settle()
+    version = await loaded(cluster)
+    table.answers.set()
+    await looking
+    assert cluster.adapters.find("sql") == version
+    table.answers.clear()
+    looking = asyncio.create_task(cluster.adapters.look())
+    await settle()
+    await cluster.adapters.unload("sql")
+    table.answers.set()
+    await looking
+    assert cluster.adapters.find("sql") is None
+
+
+async def test_an_adapter_of_the_settings_is_loaded_for_all_nodes_that_join_at_once() -> None:
+    cluster = PlayedCluster(declared={"sql": "/a"})
+    cluster.pair()
+    await settle()
+    assert cluster.adapters.find("sql") is not None
+    assert cluster.adapters.failures == {}
 
 
 async def test_an_adapter_of_the_settings_is_loaded_once_there_is_a_pair() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,8 @@ async def test_names_are_there_again_after_a_restart_and_for_others(tmp_path: Pa
     first.pair()
     await first.adapters.follow(opened())
     version = await first.adapters.load("sql", "/a")
+    taken = replace(version, owner="other", digest=B)
+    assert not await opened().put(taken, in_place=True, own_only=True)
     nodes = second.pair()
     await second.adapters.follow(opened())
     assert second.adapters.find("sql") == version
