@@ -86,6 +86,7 @@ async def test_blocks_of_24_to_blocks_of_16_by_shm_and_of_7_by_tcp(
     assert (await fleet.gauges("prefill-0"))["exported_bytes"] == carried
 
 
+@pytest.mark.long  # test_exactness.py has it by default
 async def test_the_seed_decides_whatever_the_way(client: Client) -> None:
     for length in (5, 50, 500):
         prompt = make_prompt(length, "seeded")

@@ -77,6 +77,7 @@ async def test_adaptive_mode_serves_exactly(tiny_checkpoint: Path) -> None:
             assert output.tokens == reference.greedy(make_prompt(length), NUM_OUTPUT), length
 
 
+@pytest.mark.long  # test_measured_promises.py has it by default
 async def test_measured_promises_are_told_as_they_can_be_set(tiny_checkpoint: Path) -> None:
     routing = RoutingConfig(slo_classes=[AUTO])
     config = fleet_config(tiny_checkpoint, mode="colocated", routing=routing)

@@ -124,6 +124,7 @@ async def test_token_one_does_not_wait_for_room(narrow: Fleet, client: Client) -
         await follower.hang_up()
 
 
+@pytest.mark.long  # it is simulated by default
 async def test_token_one_is_held_back_if_its_class_says_so(
     narrow: Fleet, client: Client, tiny_checkpoint: Path
 ) -> None:

@@ -21,6 +21,7 @@ from pdserve.settings.answers import AnswerConfig
 from tests.cluster.checkpoints import VOCAB_SIZE, Reference, make_prompt, make_tiny_of
 from tests.cluster.client import MODEL
 from tests.cluster.fleet import Fleet, SecondCoordinator, fleet_config, running
+from tests.matrix import matrix
 
 BUDGET = 37  # no chunk ends where a block of 16 ends
 NUM_TOP = 3
@@ -71,7 +72,7 @@ async def complete(url: str, **fields: Any) -> dict[str, Any]:
         return answer
 
 
-@pytest.mark.parametrize("mode", ["disaggregated", "colocated"])
+@pytest.mark.parametrize("mode", matrix(["disaggregated", "colocated"], 1))
 async def test_echoed_prompts_have_the_logprobs_of_transformers(served: Served, mode: str) -> None:
     url = served.urls[mode]
     prompts = [make_prompt(length, "echo") for length in (1, 2, 90)]

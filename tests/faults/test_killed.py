@@ -192,6 +192,7 @@ async def test_decode_node_killed_while_its_request_is_prefilled(
     )
 
 
+@pytest.mark.long  # test_restarted.py has it by default
 async def test_the_only_nodes_of_a_pool_are_killed_and_come_back(
     quartet: Fleet, client: Client, undisturbed: list[list[int]]
 ) -> None:

@@ -27,7 +27,7 @@ async def test_a_live_cluster_is_calibrated_and_simulated(
 ) -> None:
     file = tmp_path / "node.json"
     async with running(Fleet(fleet_config(tiny_checkpoint))) as fleet:
-        config = CalibrateConfig(url=fleet.url, output=str(file), budget_s=2.0, json=True)
+        config = CalibrateConfig(url=fleet.url, output=str(file), budget_s=0.5, json=True)
         assert await asyncio.to_thread(calibrating.run, config, {}) == 0
     found = read_calibration(file)
     assert found.errors.prefill is not None

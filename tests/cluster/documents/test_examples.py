@@ -79,6 +79,7 @@ async def test_the_openai_client(fleet: Fleet) -> None:
     assert re.search(r"^refused: .*temperature", lines, re.MULTILINE)
 
 
+@pytest.mark.long  # quotas of tenants are by default
 async def test_two_tenants(fleet: Fleet) -> None:
     lines = await output_of(sys.executable, str(EXAMPLES / "two_tenants/clients.py"), fleet.url)
     assert "acme: 8 answered, 0 refused" in lines

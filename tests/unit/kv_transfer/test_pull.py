@@ -14,10 +14,24 @@ from kv_transfer.spans import plan
 from kv_transfer.transports import tcp
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.shared.errors import StaleIncarnation, StaleTicket, TicketInvalid, TransferCancelled
-from tests.unit.kv_transfer.pairs import LARGE, SMALL, TRANSPORTS, Pair, open_pair, tokens_of
+from tests.matrix import matrix
+from tests.unit.kv_transfer.pairs import (
+    BY_DEFAULT,
+    LARGE,
+    SMALL,
+    TRANSPORTS,
+    Pair,
+    open_pair,
+    tokens_of,
+)
 
 
-@pytest.fixture(params=[*TRANSPORTS, "shm in threads", "tcp in threads", "tcp over two streams"])
+@pytest.fixture(
+    params=[
+        *BY_DEFAULT,
+        *matrix(["tcp over two streams", "shm in threads", "tcp in threads"], 1),
+    ]
+)
 async def pair(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Pair]:

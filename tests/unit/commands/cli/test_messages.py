@@ -36,8 +36,14 @@ def options_of(parser: FlagParser, name: str = "") -> dict[str, set[str]]:
 
 
 def texts_of(path: Path) -> Iterator[str]:
-    """The texts of a module that are no documentation, with {} for their values."""
-    tree = ast.parse(path.read_text())
+    """The texts of a module that are no documentation, with {} for their values.
+
+    None of a module that names nothing.
+    """
+    source = path.read_text()
+    if not OPTION.search(source) and not SETTING.search(source):
+        return
+    tree = ast.parse(source)
     parts = {
         id(part)
         for node in ast.walk(tree)

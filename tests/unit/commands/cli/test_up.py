@@ -91,6 +91,7 @@ def pid_of(up: Up, name: str) -> int:
     pytest.fail(f"no child {name}")
 
 
+@pytest.mark.long  # one that lost a process stops so by default
 async def test_ctrl_c_stops_a_ready_cluster_with_exit_code_0(start_up):
     up = await start_up("--decode=2")
     text = await up.invitation()
