@@ -29,6 +29,7 @@ class PlaceTurns:
 
     def __init__(self, ledger: Ledger, engine: Engine, clock: Clock, default_tpot_s: float) -> None:
         self.waited_s = 0.0
+        self._began_s: float | None = None  # it has waited since then for its next turn
         self._ledger = ledger
         self._engine = engine
         self._clock = clock
@@ -40,28 +41,37 @@ class PlaceTurns:
 
     def wait(self) -> Callable[[], bool]:
         """As Turns.wait."""
-        return partial(self._wait, self._due_s(), self._lease_s)
+        if self._began_s is None:
+            self._began_s = self._clock.now()
+        return partial(self._wait, self._due_s(self._began_s), self._lease_s)
 
     def over(self, *, has_more: bool) -> None:
         """As Turns.over."""
+        self._began_s = None
         if not has_more:
             self._ledger.pass_turn(False)
         elif self._ledger.num_waiting:
-            self._ledger.pass_turn(True, self._due_s(num_new=1), self._lease_s)
+            due_s = self._due_s(self._clock.now(), num_new=1)
+            self._ledger.pass_turn(True, due_s, self._lease_s)
 
     def _wait(self, due_s: float, lease_s: float) -> bool:
         began_s = self._clock.now()
         has_turn = self._ledger.await_turn(due_s, lease_s, WAIT_S)
         self.waited_s += self._clock.now() - began_s
+        if has_turn:
+            self._began_s = None
         return has_turn
 
     @property
     def _lease_s(self) -> float:
         return LEASE_S + 4 * self._engine.step_time_s
 
-    def _due_s(self, num_new: int = 0) -> float:
-        """When the next step is due; `num_new`: tokens that streams have, but do not show yet."""
-        queues, now_s, default_s = self._engine.queues, self._clock.now(), self._default_tpot_s
+    def _due_s(self, began_s: float, num_new: int = 0) -> float:
+        """When the next step is due of a place that began to wait then.
+
+        `num_new`: tokens that streams have, but do not show yet.
+        """
+        queues, default_s = self._engine.queues, self._default_tpot_s
         first_s = min(
             (
                 next_due_s(r, default_s) + num_new * (tpot_s(r, default_s) if r.is_decoding else 0)
@@ -69,7 +79,7 @@ class PlaceTurns:
             ),
             default=inf,
         )
-        return min(max(first_s - self._engine.step_time_s, now_s - LATE_S), now_s + PATIENCE_S)
+        return min(max(first_s - self._engine.step_time_s, began_s - LATE_S), began_s + PATIENCE_S)
 
 
 class LoadingTurns:

@@ -104,12 +104,16 @@ class Asked:
     """A ledger that notes what is said of turns."""
 
     num_waiting: int = 0
+    is_free: bool = True
     due_s: list[float] = field(default_factory=list)
     passed: list[bool] = field(default_factory=list)
 
     def await_turn(self, due_s: float, lease_s: float, within_s: float) -> bool:
         self.due_s.append(due_s)
-        return True
+        return self.is_free
+
+    def try_turn(self, lease_s: float) -> bool:
+        return self.is_free
 
     def pass_turn(self, has_more: bool, due_s: float = 0.0, lease_s: float = 0.0) -> bool:
         self.passed.append(has_more)
@@ -136,6 +140,26 @@ def test_the_most_urgent_token_says_when_a_step_is_due() -> None:
     late.targets = Targets(first_token_s=90.0)
     engine.queues.submit(late)
     assert due_s() == 100 - LATE_S, "others are not kept out for ever by who is late"
+
+
+def test_who_waits_again_is_due_by_when_it_began_to_wait() -> None:
+    clock, ledger = ManualClock(100.0), Asked(is_free=False)
+    engine = Engine(Queues(BlockPool(64, BLOCK), clock), decode_policy(16, 8), frozenset())
+    turns = PlaceTurns(cast(Any, ledger), engine, clock, 0.25)
+    for _ in range(5):
+        assert not turns.wait()()
+        clock.advance(1.0)
+    assert ledger.due_s == [100 + PATIENCE_S] * 5, "others that are late keep it out for ever"
+    ledger.is_free = True
+    assert turns.wait()()
+    assert turns.wait()()
+    assert ledger.due_s[-2:] == [100 + PATIENCE_S, 105 + PATIENCE_S]
+    ledger.is_free = False
+    assert not turns.wait()()
+    turns.over(has_more=False)  # it was cancelled, and waits for nothing
+    clock.advance(1.0)
+    assert not turns.wait()()
+    assert ledger.due_s[-1] == 106 + PATIENCE_S
 
 
 def test_a_turn_that_nobody_waits_for_is_kept_without_a_word() -> None:
