@@ -118,7 +118,7 @@ class SharedPool(BlockPool):
                 self._budget.took(taken)
                 self._budget.want(0)
                 return self.num_free - num_before
-        self._budget.want(num_wanted)
+        self._budget.want(min(num_wanted, len(self._lent)))  # more it could not take
         return 0
 
     def give_back(self, num_blocks: int) -> list[int]:

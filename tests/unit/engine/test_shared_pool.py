@@ -104,6 +104,19 @@ def test_who_lacks_memory_asks_others_for_it() -> None:
     assert memory.wanted[-1] == 0
 
 
+def test_a_pool_as_large_as_it_may_be_asks_others_for_nothing() -> None:
+    memory = Memory(100)
+    pool = pool_of(memory, num_blocks=20)
+    pool.allocate(16)
+    with pytest.raises(OutOfBlocks):
+        pool.allocate(10)
+    assert memory.wanted[-1] == 4, "no more than it could take"
+    pool.allocate(4)
+    with pytest.raises(OutOfBlocks):
+        pool.allocate(1)
+    assert memory.wanted[-1] == 0, "others would be kept from theirs for nothing"
+
+
 OPERATIONS = st.lists(
     st.tuples(st.sampled_from(["take", "release", "give", "others"]), st.integers(1, 12)),
     max_size=40,
