@@ -619,10 +619,11 @@ class Ledger:
     def __init__(self, path: str, place: int, budget: int) -> None:
         """Map the file, which is made if it is not there, as the place of this number (0 to 15).
 
-        The budget is that of who came first.
+        The budget is that of who came first of those that are there.
 
         Raises:
             OSError: the file cannot be used; BlockingIOError: another process is that place.
+            ValueError: there cannot be such a place, or the others have another budget.
         """
 
     @property
@@ -655,6 +656,9 @@ class Ledger:
 
     def enter(self, weights: int, floor: int) -> bool:
         """Be awake with these weights, and have that much KV for certain; False: too much."""
+
+    def fits(self, weights: int, floor: int) -> bool:
+        """Whether `enter` could be true once others have given back all that they can."""
 
     def leave(self) -> None:
         """Have nothing, and not the turn."""

@@ -66,6 +66,10 @@ void bind_places(nb::module_& m) {
              [](Ledger& self, int64_t weights, int64_t floor) {
                  return self.enter(checked("weights", weights), checked("floor", floor));
              }, "weights"_a, "floor"_a)
+        .def("fits",
+             [](const Ledger& self, int64_t weights, int64_t floor) {
+                 return self.fits(checked("weights", weights), checked("floor", floor));
+             }, "weights"_a, "floor"_a)
         .def("leave", &Ledger::leave)
         .def("take", [](Ledger& self, int64_t n) { return self.take(checked("num_bytes", n)); }, "num_bytes"_a)
         .def("give", [](Ledger& self, int64_t n) { self.give(checked("num_bytes", n)); }, "num_bytes"_a)

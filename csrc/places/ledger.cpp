@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <stdexcept>
 #include <system_error>
 #include <thread>
 
@@ -19,6 +20,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;  // on Linux, that of time.monotonic()
 
 constexpr int kTries = 50;  // of 1 ms: somebody may just find that this place was dead
+constexpr int kDoor = kMostPlaces;  // byte that is locked by a place that is about to be there
 constexpr milliseconds kLook{20};  // a waiter looks whether who has the turn is there
 constexpr int64_t kNoticeNs = 1'000'000'000;  // for whoever is given the turn
 
@@ -41,6 +43,14 @@ bool lock_byte(int fd, int command, short type, int place, short* found = nullpt
     const bool is_done = fcntl(fd, command, &lock) == 0;
     if (found != nullptr) *found = lock.l_type;
     return is_done;
+}
+
+bool lock_in_time(int fd, int place) {
+    for (int tries = 1; !lock_byte(fd, F_OFD_SETLK, F_WRLCK, place); ++tries) {
+        if (tries == kTries || (errno != EAGAIN && errno != EACCES)) return false;
+        std::this_thread::sleep_for(milliseconds(1));
+    }
+    return true;
 }
 
 void clear(Row& row) {
@@ -75,15 +85,11 @@ Ledger::Ledger(const std::string& path, int place, int64_t budget) : place_(plac
         errno = error;
         fail("size");
     }
-    int tries = 0;
-    while (!lock_byte(fd_, F_OFD_SETLK, F_WRLCK, place_)) {
+    if (!lock_in_time(fd_, kDoor) || !lock_in_time(fd_, place_)) {
         const int error = errno;
-        if (++tries == kTries || (error != EAGAIN && error != EACCES)) {
-            close(fd_);
-            errno = error;
-            fail("lock");
-        }
-        std::this_thread::sleep_for(milliseconds(1));
+        close(fd_);
+        errno = error;
+        fail("lock");
     }
     void* mapped = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
     if (mapped == MAP_FAILED) {
@@ -96,9 +102,23 @@ Ledger::Ledger(const std::string& path, int place, int64_t budget) : place_(plac
     clear(own());
     uint32_t former = place_ + 1;
     page_->turn.compare_exchange_strong(former, 0);
-    int64_t none = 0;
-    page_->budget.compare_exchange_strong(none, budget);
+    share_budget(budget);
+    lock_byte(fd_, F_OFD_SETLK, F_UNLCK, kDoor);
     changed();
+}
+
+// The file may be older than all that are there now, which have said what they have.
+void Ledger::share_budget(int64_t budget) {
+    for (int i = 0; i < kMostPlaces; ++i) {
+        if (i == place_ || !is_alive(i)) continue;
+        const int64_t shared = page_->budget.load();
+        if (shared == budget) return;
+        munmap(page_, sizeof(Page));
+        close(fd_);
+        throw std::invalid_argument("its places share " + std::to_string(shared) + " bytes, not "
+            + std::to_string(budget) + ": stop all of them to change that");
+    }
+    page_->budget.store(budget);
 }
 
 Ledger::~Ledger() {
@@ -137,6 +157,14 @@ bool Ledger::enter(int64_t weights, int64_t floor) {
     own().weights.store(0);
     own().floor.store(0);
     return false;
+}
+
+bool Ledger::fits(int64_t weights, int64_t floor) const {
+    int64_t left = budget() - weights - floor;
+    for (int i = 0; i < kMostPlaces; ++i) {
+        if (i != place_) left -= page_->rows[i].weights.load() + page_->rows[i].floor.load();
+    }
+    return left >= 0;
 }
 
 void Ledger::leave() {

@@ -40,6 +40,7 @@ struct Page {
 class Ledger {
 public:
     // Throws std::system_error: the file cannot be used; EAGAIN: another process is that place.
+    // Throws std::invalid_argument: places that are there have another budget.
     Ledger(const std::string& path, int place, int64_t budget);
     ~Ledger();
     Ledger(const Ledger&) = delete;
@@ -50,6 +51,8 @@ public:
 
     // Memory. Bytes of all these are the caller's business.
     bool enter(int64_t weights, int64_t floor);
+    // Whether `enter` could be true if the others had nothing but weights and floors.
+    bool fits(int64_t weights, int64_t floor) const;
     void leave();
     bool take(int64_t bytes);
     void give(int64_t bytes);
@@ -78,6 +81,7 @@ private:
     int64_t left(bool if_given_back) const;
     void changed();
     bool steal(uint32_t holder, int64_t lease_ns);
+    void share_budget(int64_t budget);
 
     int fd_ = -1;
     int place_;

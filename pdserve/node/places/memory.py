@@ -19,6 +19,7 @@ from kv_transfer.memory import ExportedPool
 from pdserve._native import Ledger
 from pdserve.engine.kv.shared_pool import SharedPool
 from pdserve.shared.errors import ConfigError
+from pdserve.shared.process.may_pass import NotNow
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,8 @@ class PlaceMemory:
             check_wanted: raises if the life is over before it has begun.
 
         Raises:
-            ConfigError: they have not in time, or cannot.
+            ConfigError: it does not fit beside the others.
+            NotNow: they have not in time.
         """
         ledger, loop = self._ledger, asyncio.get_running_loop()
         end_s = loop.time() + ENTER_S
@@ -112,12 +114,7 @@ class PlaceMemory:
             ledger.set_wanted(weights + floor)
             if loop.time() >= end_s or weights + floor > ledger.budget:
                 ledger.set_wanted(0)
-                raise ConfigError(
-                    f"weights of {weights // _MIB} MiB, and {floor // _MIB} MiB for a request of "
-                    f"the longest, do not fit into the {ledger.budget // _MIB} MiB of this node "
-                    "beside its other models: raise shared.memory, or lower at_once or "
-                    "max_model_len"
-                )
+                raise _no_room(ledger, weights, floor)
             if not ledger.clear_dead():
                 await asyncio.to_thread(ledger.await_change, seen, LOOK_S)
         ledger.set_wanted(0)
@@ -172,6 +169,21 @@ class PlaceMemory:
         if not is_news and self._wanted and self._pool is not None:
             self.want(0)  # who still lacks it asks again, as it plans
             self._pool.tell_room()
+
+
+def _no_room(ledger: Ledger, weights: int, floor: int) -> ConfigError:
+    asked = (
+        f"weights of {weights // _MIB} MiB, and {floor // _MIB} MiB for a request of the longest, "
+        f"do not fit into the {ledger.budget // _MIB} MiB of this node beside"
+    )
+    if ledger.fits(weights, floor):
+        return NotNow(
+            f"{asked} what requests for its other models used for {ENTER_S:g} s: raise "
+            "shared.memory, if that is often so"
+        )
+    return ConfigError(
+        f"{asked} its other models: raise shared.memory, or lower at_once or max_model_len"
+    )
 
 
 class _Watch:

@@ -127,11 +127,27 @@ def test_a_place_is_one_process(path: str) -> None:
     with pytest.raises(BlockingIOError):
         Ledger(path, 3, 1000)
     del ledger
-    assert Ledger(path, 3, 500).budget == 1000, "that of who came first"
     with pytest.raises(ValueError, match="place: expected 0 to 15"):
         Ledger(path, 16, 1000)
     with pytest.raises(FileNotFoundError):
         Ledger("/nowhere/ledger", 0, 1000)
+
+
+def test_places_have_one_budget_which_changes_while_none_is_there(path: str) -> None:
+    first = Ledger(path, 0, 1000)
+    second = Ledger(path, 1, 1000)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="share 1000 bytes, not 500: stop all of them"):
+            Ledger(path, 2, 500)
+    del first
+    assert Ledger(path, 2, 1000).budget == 1000
+    del second
+    with other(path, 0, "assert ledger.enter(300, 100) and ledger.take(400)"):
+        pass
+    again = Ledger(path, 1, 500)
+    assert again.budget == 500, "the file outlives its places"
+    assert again.clear_dead()
+    assert again.enter(400, 100)
 
 
 def test_what_a_killed_place_had_comes_back(path: str) -> None:

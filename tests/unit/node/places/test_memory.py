@@ -16,6 +16,7 @@ from pdserve.engine.kv.shared_pool import AHEAD, SharedPool
 from pdserve.node.places import memory as place_memory
 from pdserve.node.places.memory import PlaceMemory
 from pdserve.shared.errors import ConfigError, RequestCancelled
+from pdserve.shared.process.may_pass import NotNow
 
 BLOCK_BYTES = 64 << 10
 NUM_BLOCKS = 64
@@ -145,8 +146,11 @@ async def test_a_wake_waits_for_memory_but_not_for_ever(
         taken = one.use(60)
         monkeypatch.setattr(place_memory, "ENTER_S", 0.0)
         late = OnePlace(path, 2)
-        with pytest.raises(ConfigError, match="do not fit into the 4 MiB of this node"):
+        with pytest.raises(NotNow, match="do not fit into the 4 MiB of this node"):
             await late.memory.enter(1 << 20, 8 * BLOCK_BYTES, lambda: None)
+        with pytest.raises(ConfigError, match="beside its other models") as never:
+            await late.memory.enter(1 << 20, 41 * BLOCK_BYTES, lambda: None)
+        assert not isinstance(never.value, NotNow), "it is no use to start it again"
         one.pool.release(taken)
 
 
