@@ -224,9 +224,11 @@ def _check_shared(file: ModelsFile) -> None:
         if shared.at_once == 1:
             raise ConfigError("shared.memory is for several models at once: give at_once, too")
         try:
-            parse_bytes(shared.memory)
+            size = parse_bytes(shared.memory)
         except ConfigError as error:
             raise ConfigError(f"shared.memory: {error}") from error
+        if not size:
+            raise ConfigError("shared.memory 0: models need some, as 8GiB, or auto")
 
 
 def _check_names(meant: dict[str, str], owner: str, names: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from pdserve.shared.errors import ConfigError
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS = _DECIMAL | {"KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
+_MOST_BYTES: Final = 1 << 62  # what native code counts
 IN_MEMORY: Final = "memory"  # as `answers.store` and `access.usage_db`: no file
 
 
@@ -24,7 +25,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?\s*", text.upper())
     if match is None:
         raise ConfigError(f'"{text}" is not a size: write it as "512MiB", "2GB" or in bytes')
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    size = float(match[1]) * _UNITS[match[2] or ""]
+    if size >= _MOST_BYTES:
+        raise ConfigError(f'"{text[:32]}" is too large: sizes are below {_MOST_BYTES >> 60} EiB')
+    return int(size)
 
 
 def parse_cpus(text: str) -> list[int]:

@@ -87,6 +87,9 @@ def test_a_node_is_that_of_a_model_of_the_file(tmp_path: Path) -> None:
         ("shared = { at_once = 2 }\n[models.a]\nsource = 'x'", "at_once 2: there are 1 models"),
         ("shared = { at_once = 0 }\n[models.a]\nsource = 'x'", r">= 1.*shared.at_once"),
         ("shared = { memory = '1GiB' }\n[models.a]\nsource = 'x'", "memory is for several"),
+        (PLACES.replace("1GiB", "0"), "shared.memory 0: models need some"),
+        (PLACES.replace("1GiB", "99999999TiB"), r"shared.memory: .* is too large"),
+        (PLACES.replace("1GiB", "9" * 400), r"shared.memory: .* is too large"),
         (PLACES.replace("1GiB", "much"), r"shared.memory: \"much\" is not a size"),
     ],
 )
