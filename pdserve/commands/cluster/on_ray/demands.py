@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pdserve.commands.cluster.placement import gpus_of_node
+from pdserve.commands.cluster.plan import PlannedNode
 from pdserve.settings.config import EngineConfig
 from pdserve.settings.values import format_cpus, parse_bytes
 from pdserve.shared.errors import ConfigError
@@ -52,6 +53,14 @@ def demand(
         gpus=gpus_of_node(engine) if wants_gpu else 0,
         memory_bytes=0 if engine.kv_memory == "auto" else parse_bytes(engine.kv_memory),
     )
+
+
+def check_no_places(nodes: Sequence[PlannedNode]) -> None:
+    """Raises ConfigError: several models are to be awake on one node, which actors do not share."""
+    if any(node.place_of for node in nodes):
+        raise ConfigError(
+            "shared.at_once: with --on ray each node has a model for itself: leave it out"
+        )
 
 
 def check_splits(asked: RayDemand) -> None:

@@ -25,7 +25,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from pdserve.commands.cluster.child import ExitSink, LineSink, Process
 from pdserve.commands.cluster.config import ClusterConfig
-from pdserve.commands.cluster.on_ray.demands import RayDemand, check_splits, demand, fitted
+from pdserve.commands.cluster.on_ray.demands import (
+    RayDemand,
+    check_no_places,
+    check_splits,
+    demand,
+    fitted,
+)
 from pdserve.commands.cluster.on_ray.process import ActorProcess, answer
 from pdserve.commands.cluster.on_ray.runner import RayPlace, RayRunner
 from pdserve.commands.cluster.plan import (
@@ -83,8 +89,9 @@ class OnRay:
     async def plan(self) -> list[ProcessPlan]:
         """As Site.plan."""
         config = self._config
-        await asyncio.to_thread(_connect, config.on)
         nodes = cluster_nodes(config)
+        check_no_places(nodes)
+        await asyncio.to_thread(_connect, config.on)
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._demand = demand(config.engine, len(nodes), machines)
         if config.mode == "multiplexed":

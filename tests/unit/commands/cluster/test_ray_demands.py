@@ -2,7 +2,14 @@
 
 import pytest
 
-from pdserve.commands.cluster.on_ray.demands import RayDemand, check_splits, demand, fitted
+from pdserve.commands.cluster.on_ray.demands import (
+    RayDemand,
+    check_no_places,
+    check_splits,
+    demand,
+    fitted,
+)
+from pdserve.commands.cluster.plan import PlannedNode
 from pdserve.settings.config import EngineConfig
 from pdserve.shared.errors import ConfigError
 
@@ -60,3 +67,9 @@ def test_only_nodes_with_two_cores_can_split_them():
     check_splits(RayDemand(cpus=2, gpus=0, memory_bytes=0))
     with pytest.raises(ConfigError, match="would have 1 CPUs and 0 GPUs: ask for --threads 2"):
         check_splits(RayDemand(cpus=1, gpus=0, memory_bytes=0))
+
+
+def test_actors_are_no_places_of_one_node():
+    check_no_places([PlannedNode("decode-0", "decode", "a")])
+    with pytest.raises(ConfigError, match=r"shared\.at_once: with --on ray"):
+        check_no_places([PlannedNode("decode-0", "decode", "a", "shared-decode-0")])
