@@ -150,7 +150,7 @@ class ServedModels:
         return total
 
     def look(self) -> None:
-        """Have nodes become those of the models that need them more, if this one leads."""
+        """Have nodes become those of the models that need them more."""
         clusters = self.clusters
         leads = all(cluster.registry.are_led_by(self._incarnation) for cluster in clusters)
         if len(clusters) == 1:
@@ -158,9 +158,7 @@ class ServedModels:
         models, now_s = [c.now() for c in clusters], self._clock.now()
         if not leads:
             self._wakes.watch(models, now_s)
-            return
-        orders = self._wakes.decide(models, now_s)
-        for order in orders:
+        for order in self._wakes.decide(models, now_s, leads=leads):
             member = self.of_node(order.node_id).registry.find(order.node_id)
             if member is not None:
                 log.info("%s is to become a node of %s", order.node_id, order.model)

@@ -11,6 +11,9 @@ anew. That costs whoever it served before, so one node is moved at a time and po
 
 A node is taken from the model where it costs least, if the gain is larger; never below a model's
 `min`, and not before it was awake for MIN_AWAKE_S. Of a node with several places, a model has one.
+Of several coordinators one leads, and knows who waits for it alone. So each of the others orders,
+too, for those that have waited for longer than a wake of the leader's would have taken.
+
 An order has failed if nothing has come of it in ORDER_S, or the node has come back as another
 model's. It is given again: at once after the first failure, later after longer and longer. No event
 loop, no messages: what there is comes in, orders come out.
@@ -20,7 +23,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from coordinator.pools.role_changes import NEEDED
@@ -31,6 +34,7 @@ from pdserve.settings.config import Mode
 MIN_AWAKE_S: Final = 2.0
 BUSY_S: Final = 2.0
 ORDER_S: Final = 30.0
+FOLLOW_S: Final = 1.0  # for which who does not lead gives the leader more time than a wake takes
 LATELY_S: Final = 60.0  # for which a wake counts against the tenants that it was made for
 
 
@@ -115,7 +119,7 @@ class Wakes:
     _left: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def watch(self, models: Sequence[ModelNow], now_s: float) -> None:
-        """Learn from the wakes that another coordinator orders, while this one gives no orders."""
+        """Learn from the wakes that another coordinator orders, while this one does not lead."""
         ready = {n.node_id: model.name for model in models for n in model.nodes if n.is_ready}
         for node_id in self._ready.keys() - ready.keys():
             self._left[node_id] = self._ready[node_id], now_s
@@ -126,11 +130,12 @@ class Wakes:
         self._left = {n: left for n, left in self._left.items() if now_s - left[1] < ORDER_S}
         self._ready = ready
 
-    def decide(self, models: Sequence[ModelNow], now_s: float) -> list[Wake]:
+    def decide(self, models: Sequence[ModelNow], now_s: float, *, leads: bool = True) -> list[Wake]:
         """Return the orders to give now; they are taken to be given."""
         self._follow(models, now_s)
         wakes = []
-        for model in sorted(models, key=lambda m: -self._gain(m, now_s)):
+        asking = models if leads else [self._left_waiting(model) for model in models]
+        for model in sorted(asking, key=lambda m: -self._gain(m, now_s)):
             if self._is_put_off(model.name, now_s):
                 continue
             for pool in self.pools:
@@ -150,6 +155,11 @@ class Wakes:
             left_s = max(min(abs(expected_s - for_s), ORDER_S - for_s) for for_s in begun)
             return Coming(max(0.0, left_s), is_ordered=True)
         return None if self._is_put_off(model, now_s) else Coming(expected_s, is_ordered=False)
+
+    def _left_waiting(self, model: ModelNow) -> ModelNow:
+        """Return the model with only those waiting for whom the leader has not woken it."""
+        least_s = self.times.expected_s(model.name) + FOLLOW_S
+        return replace(model, waiting=[one for one in model.waiting if one.waited_s >= least_s])
 
     def _is_put_off(self, model: str, now_s: float) -> bool:
         num_failures, failed_s = self._failed.get(model, (0, 0.0))
@@ -211,7 +221,7 @@ class Wakes:
         found = [
             (self._cost(other, node), self._since_s[node.node_id][1], node)
             for other in models
-            if other is not model
+            if other.name != model.name
             for node in other.nodes
             if node.role in pool
             and node.place_of not in has_places
@@ -240,13 +250,15 @@ class Wakes:
     def _may_leave(self, model: ModelNow, node: AwakeNode, name: str, now_s: float) -> bool:
         if not node.is_ready or node.node_id in self._orders or name not in node.may_become:
             return False
-        left = sum(
-            other.role is node.role and other.is_ready and other.node_id not in self._orders
-            for other in model.nodes
-        )
-        is_its_own = left <= model.least.get(node.role, 0)
+        is_its_own = self._num_staying(model, node.role) <= model.least.get(node.role, 0)
         return not is_its_own and now_s - self._since_s[node.node_id][1] >= MIN_AWAKE_S
 
+    def _num_staying(self, model: ModelNow, role: NodeRole) -> int:
+        return sum(
+            node.role is role and node.is_ready and node.node_id not in self._orders
+            for node in model.nodes
+        )
+
     def _cost(self, model: ModelNow, node: AwakeNode) -> int:
-        is_last = sum(other.role is node.role and other.is_ready for other in model.nodes) == 1
+        is_last = self._num_staying(model, node.role) == 1
         return node.num_requests + (len(model.waiting) if is_last else 0)

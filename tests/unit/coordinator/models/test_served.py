@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +13,13 @@ from coordinator.models.model import Catalog, make_model
 from coordinator.models.overview import whole_status
 from coordinator.models.served import ServedModels
 from coordinator.pools.wake_times import FIRST_WAKE_S
+from coordinator.pools.wakes import FOLLOW_S, MIN_AWAKE_S, ModelNow, Waiting
 from coordinator.requests.flow import FlowProcess
 from coordinator.service import CoordinatorService
 from pdserve.findings.checks import findings
 from pdserve.findings.finding import Level
 from pdserve.metrics import CoordinatorMetrics, pieces_of_all
-from pdserve.protocol import NodeHello, NodeRole, NodeState, Welcome
+from pdserve.protocol import Drain, NodeHello, NodeRole, NodeState, Welcome
 from pdserve.protocol.status import ClusterStatus, NodeStatus, WaitingClass
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import CheckpointConfig, CoordinatorConfig
@@ -27,7 +30,7 @@ from pdserve.shared.slo import parse_slo_classes
 from tests.checkpoints import make_checkpoint
 from tests.fakes.generator import FakeGenerator, node_status, tiny_tokenizer
 from tests.fakes.hellos import node_hello
-from tests.fakes.members import join, report
+from tests.fakes.members import join, report, said_to
 
 FILE = """
 [models.small]
@@ -116,6 +119,26 @@ def test_a_wake_is_expected_where_a_node_may_wake_and_none_is_loading(
     second.registry.remove(loading)
     first.registry.remove(node)
     assert second.flow.status().wake_s == 0.0
+
+
+@pytest.mark.parametrize(("leader", "waited_s"), [("1", 0.0), ("0", FIRST_WAKE_S + FOLLOW_S)])
+def test_each_coordinator_has_what_waits_for_it_woken(
+    served: ServedModels, monkeypatch: pytest.MonkeyPatch, leader: str, waited_s: float
+) -> None:
+    first, second = served.clusters
+    clock = served._clock
+    assert isinstance(clock, ManualClock)
+    node = join(first.registry, "d0", NodeRole.DECODE, may_become=["other"])
+    report(first.registry, node, NodeRole.DECODE, leader=leader, num_coordinators=2)
+    monkeypatch.setattr(first, "_least", {})
+    served.look()
+    clock.advance(MIN_AWAKE_S)
+    for seconds, orders in ((waited_s - 0.1, []), (waited_s, [Drain(become="other")])):
+        waiting = [Waiting("", seconds, 60.0)] if seconds >= 0 else []
+        asked = ModelNow("other", {}, [], waiting)
+        monkeypatch.setattr(second, "now", partial(replace, asked))
+        served.look()
+        assert said_to(node) == orders
 
 
 def test_places_on_nodes_are_bounded_for_all_models_together(served: ServedModels) -> None:

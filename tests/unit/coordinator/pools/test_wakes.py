@@ -10,6 +10,7 @@ import pytest
 from coordinator.pools.wake_times import FIRST_WAKE_S, WakeTimes
 from coordinator.pools.wakes import (
     BUSY_S,
+    FOLLOW_S,
     MIN_AWAKE_S,
     ORDER_S,
     AwakeNode,
@@ -77,6 +78,17 @@ def test_the_last_node_of_a_model_is_missed_by_who_waits_for_it() -> None:
     wakes, now_s = known(model("a", nodes), model("b"))
     both = [model("a", nodes, waits(3)), model("b", waiting=waits(2))]
     assert wakes.decide(both, now_s) == []
+
+
+def test_of_two_nodes_that_are_called_away_at_once_the_second_is_the_last() -> None:
+    nodes = [node("d0"), node("d1")]
+    wakes, now_s = known(model("a", nodes), model("b"), model("c"))
+    asked = [
+        model("a", nodes, waits(5)),
+        model("b", waiting=waits(3)),
+        model("c", waiting=waits(2)),
+    ]
+    assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
 
 
 def test_never_below_what_a_model_has_for_itself() -> None:
@@ -182,6 +194,20 @@ def test_who_gives_no_orders_learns_from_those_of_others() -> None:
     wakes.watch([model("a"), model("b", [node("d0", life="2")])], 10.0)
     wakes.watch([model("a", [node("d1", life="2")]), model("b", [node("d0")])], 11.0)
     assert wakes.times.expected_s("a") == pytest.approx(8.0), "it was only started again"
+
+
+def test_who_does_not_lead_wakes_what_the_leader_does_not() -> None:
+    nodes = [node("d0", busy=1)]
+    wakes, now_s = known(model("a", nodes), model("b"))
+    wakes.times.learn("b", 3.0)
+    for waited_s, orders in ((0.0, []), (3.0, []), (3.0 + FOLLOW_S, [Wake("d0", "b")])):
+        asked = [model("a", nodes), model("b", waiting=waits(2, waited_s))]
+        assert wakes.decide(asked, now_s, leads=False) == orders
+    wakes, now_s = known(model("a", nodes), model("b"))
+    mixed = [*waits(1, FIRST_WAKE_S + FOLLOW_S), *waits(5)]
+    asked = [model("a", nodes, waits(1)), model("b", waiting=mixed)]
+    assert wakes.decide(asked, now_s, leads=False) == [], "the others may yet be served"
+    assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
 
 
 def test_a_model_has_one_place_of_a_node() -> None:
