@@ -334,8 +334,9 @@ class Adapters:
             await self._orders.load(member, version.path, version.digest)
         except PdserveError as error:
             log.warning("%s is without adapter %s: %s", member.node_id, version.name, error)
-            self.failures[member.node_id, version.name] = error.message
-            self._not_before_s[key] = self._clock.now() + AGAIN_S
+            if member in self._serving.registry:
+                self.failures[member.node_id, version.name] = error.message
+                self._not_before_s[key] = self._clock.now() + AGAIN_S
             asyncio.get_running_loop().call_later(AGAIN_S * 1.1, self._again, version.digest)
         else:
             self.failures.pop((member.node_id, version.name), None)
@@ -408,7 +409,7 @@ class Adapters:
                 self._let_go(digest)
             raise
         for member, answer in zip(hosts, answers, strict=True):
-            if isinstance(answer, PdserveError):
+            if isinstance(answer, PdserveError) and member in self._serving.registry:
                 self.failures[member.node_id, name] = answer.message
         first, now_s = loaded[0], int(time.time())
         begin = tuple(first.invocation)

@@ -296,6 +296,22 @@ async def test_a_name_that_is_unloaded_while_a_new_node_loads_it_stays_nowhere(
     assert joined.has == []
 
 
+async def test_nothing_is_kept_of_a_node_that_went_while_it_was_loading(
+    cluster: PlayedCluster,
+) -> None:
+    cluster.pair()
+    await loaded(cluster)
+    for path in ("/a", "/b"):
+        other = cluster.join("d2", DECODE, waits=True)
+        loading = asyncio.create_task(loaded(cluster, "other", path))
+        await settle()
+        cluster.leave(other)
+        await loading
+        await settle()
+        assert cluster.adapters.failures == {}
+        await cluster.adapters.unload("other")
+
+
 async def test_what_is_read_of_the_database_too_early_takes_no_name_away(
     cluster: PlayedCluster,
 ) -> None:
