@@ -47,7 +47,7 @@ def chat_request(body: PromptFields) -> ChatRequest:
         "continue_final_message": _continues(messages[-1]) or None,
         "tools": [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or [])] or None,
         "service_tier": "fast" if body.speed == "fast" else None,
-        **_choice(body.tool_choice),
+        **_choice(body.tool_choice, has_tools=bool(body.tools)),
         **_thinking(body),
     }
     if body.output_config is not None and body.output_config.format is not None:
@@ -98,9 +98,14 @@ def _tool(tool: ClientTool, where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _choice(choice: ClientToolChoice | None) -> dict[str, Any]:
+def _choice(choice: ClientToolChoice | None, *, has_tools: bool) -> dict[str, Any]:
     if choice is None:
         return {}
+    if choice.type in ("any", "tool") and not has_tools:
+        raise InvalidRequest(
+            f"'tool_choice' is of type {choice.type!r}, but the request has no 'tools'",
+            "tool_choice",
+        )
     found: dict[str, Any] = {}
     if choice.disable_parallel_tool_use:
         found["parallel_tool_calls"] = False

@@ -248,7 +248,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
     ({"tools": [{"name": "f"}]}, "'input_schema'"),
     ({"tools": [TOOL | {"input_schema": {"not": {}}, "strict": True}]}, "tools[0].input_schema"),
-    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tool_choice": {"type": "any"}}, "'tool_choice' is of type 'any', but"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "'name'"),
     ({"thinking": {"type": "enabled"}}, "'budget_tokens'"),
     ({"stop_sequences": [""]}, "'stop_sequences'"),
