@@ -25,6 +25,8 @@ _END_KEYS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ENDS_OF_TURNS: Final = frozenset(
     {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"}
 )
+_ENDS_OF_HARMONY: Final = frozenset({"<|return|>", "<|call|>"})
+_END_OF_MESSAGE: Final = "<|end|>"  # there, of which an answer has several
 
 
 def tokenizer_of(model: GgufModel) -> tuple[tokenizers.Tokenizer, dict[str, Any], list[str]]:
@@ -75,9 +77,18 @@ def end_ids(model: GgufModel) -> dict[int, list[str]]:
     for key in _END_KEYS:
         if (token_id := vocabulary.id_of(key)) is not None:
             found.setdefault(token_id, []).append(PREFIX + key)
-    for token_id, text in enumerate(vocabulary.tokens):
-        if text in _ENDS_OF_TURNS and vocabulary.types[token_id] == CONTROL:
-            found.setdefault(token_id, [f"its text, {text}"])
+    if (default := vocabulary.default_end()) is not None:
+        found.setdefault(default, [f"its id, where {PREFIX}eos_token_id is absent"])
+    known = _ENDS_OF_TURNS | _ENDS_OF_HARMONY
+    texts = {
+        text: token_id
+        for token_id, text in enumerate(vocabulary.tokens)
+        if text in known and vocabulary.types[token_id] == CONTROL
+    }
+    if texts.keys() >= _ENDS_OF_HARMONY:
+        texts.pop(_END_OF_MESSAGE, None)
+    for text, token_id in texts.items():
+        found.setdefault(token_id, [f"its text, {text}"])
     return found
 
 

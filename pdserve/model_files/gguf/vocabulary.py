@@ -96,6 +96,13 @@ class Vocabulary:
                 found[f"{name}_token"] = self.tokens[token_id]
         return found
 
+    def default_end(self) -> int | None:
+        """The token that ends texts where the file names none; None: it does, or there is none."""
+        token_id = _DEFAULT_IDS.get(self.fields.text("model"), {}).get("eos_token_id")
+        if token_id is None or "eos_token_id" in self.fields or token_id >= len(self.tokens):
+            return None
+        return token_id if self.types[token_id] == CONTROL else None
+
     def id_of(self, key: str) -> int | None:
         """The token that a key names; None: it names none."""
         if key not in self.fields:

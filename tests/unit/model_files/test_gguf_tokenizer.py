@@ -184,7 +184,22 @@ def test_sentencepiece_tokens_are_those_of_the_fast_tokenizer(
     named = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     assert config.named_special_tokens == named
     assert [one["name"] for one in config.values["chat_template"]] == ["default", "tool_use"]
-    assert set(end_tokens(resolve_checkpoint(str(file)))) == {ids["<eot>"]}
+    assert set(end_tokens(resolve_checkpoint(str(file)))) == {ids["<eot>"], ids["</s>"]}
+
+
+def test_an_answer_of_harmony_does_not_end_with_its_first_message(tmp_path: Path) -> None:
+    texts = ["<|end|>", "<|return|>", "<|call|>", "a"]
+    for kinds, ends in (({0: 3, 1: 3, 2: 3}, {1, 2}), ({0: 3, 1: 3}, {0, 1})):
+        file = write(
+            tmp_path / "t.gguf",
+            {text: i for i, text in enumerate(texts)},
+            {texts[i]: kind for i, kind in kinds.items()},
+            tokenizer_model="gpt2",
+            tokenizer_pre="gpt-4o",
+            token_merges=[],
+            eos_token_id=1,
+        )
+        assert set(end_tokens(resolve_checkpoint(str(file)))) == ends
 
 
 def test_expressions_are_all_valid(tmp_path: Path) -> None:
