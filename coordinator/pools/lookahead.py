@@ -30,6 +30,8 @@ SPREAD: Final = 0.1  # standard deviation of a load from one request to the next
 NEW_S: Final = 60.0  # of arrivals, which the load of a pool is about
 FULL: Final = 0.9  # share of the time that a pool computes, from which on it may be behind
 NEWEST: Final = 0.02  # weight of what was seen last, each half second
+MOST_WORK: Final = 16.0  # times what prompts take alone: as many coordinators, say
+_FINE: Final = 32  # of more nodes, about one in so many is looked at
 _ALIKE: Final = 0.02  # loads of numbers of nodes that differ by less are taken for one
 
 
@@ -75,8 +77,11 @@ class Ahead:
         """Return the number of nodes, from `least` on, up to which each one more costs less."""
         most = max(GROWTH * self.demand.ready, ceil(GROWTH * max(self.busy)))
         number, cost = least, self.cost(least)
-        while number < most and (of_more := self.cost(number + 1)) < cost:
-            number, cost = number + 1, of_more
+        while number < most:
+            more = min(most, number + 1 + number // _FINE)
+            if (of_more := self.cost(more)) >= cost:
+                break
+            number, cost = more, of_more
         return number
 
     def is_enough(self, number: int) -> bool:
@@ -139,4 +144,4 @@ class LookAhead:
         A pool with hardly a pause does not tell: more may be asked of it than it does.
         """
         if busy < FULL * ready and alone > 0:
-            self._work += NEWEST * (busy / alone - self._work)
+            self._work += NEWEST * (min(busy / alone, MOST_WORK) - self._work)

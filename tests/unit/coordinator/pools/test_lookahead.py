@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.admission.arrivals import Arrivals
 from coordinator.pools.desired import PoolDemand, PromptDemand
-from coordinator.pools.lookahead import STEP_S, Ahead, LookAhead, missed
+from coordinator.pools.lookahead import MOST_WORK, STEP_S, Ahead, LookAhead, missed
 from pdserve.protocol import NodeRole
 from pdserve.shared.clock import ManualClock
 
@@ -72,6 +72,20 @@ def test_what_waits_is_worth_more_nodes_until_it_is_done() -> None:
     assert prompts([0.6], ready=3, queued_s=60.0).cheapest(1) >= 3
 
 
+def test_a_flood_is_looked_at_in_few_numbers_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    flood, asked = prompts([1e5], ready=2, rate=1e5), []
+    cost = Ahead.cost
+
+    def counted(self: Ahead, number: int, stress: float = 1.0) -> float:
+        asked.append(number)
+        return cost(self, number, stress)
+
+    monkeypatch.setattr(Ahead, "cost", counted)
+    assert flood.cheapest(2) == pytest.approx(2e5, rel=0.04)
+    assert len(asked) < 500, "the loop would be blocked for seconds"
+    assert asked[:30] == list(range(2, 32))
+
+
 def test_a_dearer_node_is_wanted_for_more_broken_promises_only() -> None:
     assert prompts([0.80], ready=2, price=0.5, rate=1.0).cheapest(1) == 2
     assert prompts([0.80], ready=2, price=2.0, rate=1.0).cheapest(1) == 1
@@ -89,3 +103,20 @@ def test_prompts_of_all_coordinators_count_and_batches_take_less_than_their_prom
     assert ahead is not None
     assert len(ahead.rates) * STEP_S >= 120
     assert ahead.busy[0] == pytest.approx(2.0, rel=0.05)
+
+
+def test_long_prompts_that_came_before_make_later_ones_no_larger_without_bounds() -> None:
+    """The pool still works on them when hardly anything comes any more."""
+    clock, arrivals = ManualClock(), Arrivals()
+    look = LookAhead(arrivals, clock, lambda role: 30.0, {P: 1.0, D: 1.0})
+    demand = PoolDemand(4, 0, lambda n: 0.0, PromptDemand(2.0, 0.0, ttft_s=2.0))
+    for _ in range(200):
+        arrivals.observe("chat", 1e-9, clock.now())
+        clock.advance(1.0)
+        look.at(P, demand)
+    for _ in range(60):
+        arrivals.observe("usual", 1.0, clock.now())
+        clock.advance(1.0)
+        ahead = look.at(P, demand)
+    assert ahead is not None
+    assert ahead.busy[0] <= MOST_WORK
