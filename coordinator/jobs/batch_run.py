@@ -97,18 +97,21 @@ class BatchRun:
         batch = self.batch
         config = self._context.config
         reader = LineReader(batch.document.endpoint, config.max_body_bytes)
-        await self._batches.forget_lines(batch)
+        file_id = batch.document.input_file_id
+        if not await self._batches.forget_lines(batch, self._holder):
+            return False
         try:
-            await self._files.get(batch.owner, batch.document.input_file_id)
-            async for lines in reader.read(self._files.read(batch.document.input_file_id)):
-                await self._batches.add_lines(batch, lines)
+            await self._files.get(batch.owner, file_id)
+            async for lines in reader.read(self._files.read(file_id)):
+                if not await self._batches.add_lines(batch, self._holder, lines):
+                    return False
+            await self._files.get(batch.owner, file_id)  # else it was not read to its end
         except ItemNotFound as error:
             reader.faults.append(LineFault("file_not_found", error.message, None, None))
         now = int(time())
         if reader.faults:
-            await self._batches.forget_lines(batch)
             batch.document.faults, batch.document.ended_at = reader.faults, now
-            await self._go_on("failed")
+            await self._go_on("failed", (tables.DROP_LINES, batch.id))
             return False
         batch.document.total, batch.document.in_progress_at = reader.num_lines, now
         return await self._go_on("in_progress")
@@ -226,10 +229,10 @@ class BatchRun:
         name, keep_s = f"{self.batch.id}_{what}.jsonl", self.batch.document.output_keep_s
         return put_file(upload, self.batch.owner, name, "batch_output", keep_s)
 
-    async def _go_on(self, status: Status) -> bool:
+    async def _go_on(self, status: Status, *further: Step) -> bool:
         """Write the next status; returns False if the batch is to be cancelled instead."""
         before, self.batch.status = self.batch.status, status
-        if await self._batches.go_on(self.batch, self._holder):
+        if await self._batches.go_on(self.batch, self._holder, *further):
             return True
         self.batch.status = "cancelling"
         _log.debug("batch %s is not %s any more", self.batch.id, before)

@@ -1,7 +1,8 @@
 """Holds batches for this coordinator, and runs them; and deletes what nobody keeps any more.
 
 A coordinator holds a batch by a lease that it renews every `beat_s`. One that is killed or frozen
-loses its batches to the others after `lease_s`; what it writes then is written once all the same.
+loses its batches to the others after `lease_s`, and leaves them alone from its next look on; what
+it writes until then is written once all the same.
 In a database of its own it finds nothing new by looking, and rests while it holds no batch.
 """
 
@@ -99,6 +100,10 @@ class BatchRunner:
                 if not is_lost:
                     _log.error("batches are not there: %s", error.__cause__ or error)
                 is_lost = True
+            except Exception:  # noqa: BLE001 - whatever it is, other batches go on
+                if not is_lost:
+                    _log.exception("batches are not looked after until this is over")
+                is_lost = True
             rests = not (self._database.is_shared or self.has_batches or is_lost)
             try:
                 async with asyncio.timeout(every_s if rests else self._beat_s):
@@ -119,6 +124,11 @@ class BatchRunner:
             models = self._context.models
             num_nodes = _num_ready(models.status())
             self.places.resize(num_nodes, models.default.generator.max_inflight, owners)
+        for batch_id in self._tasks.keys() - {batch.id for batch in held}:
+            # Another's by now, or just over. Both would begin what is left, and take calls from
+            # each other, which are the same.
+            if not self._tasks[batch_id].cancelling():
+                self._tasks[batch_id].cancel()
         for batch in held:
             run = self._runs.get(batch.id)
             if run is None:

@@ -197,13 +197,18 @@ class Batches:
         rows, *_ = await self._database.run((tables.GO_ON, *given), *further, is_guarded=True)
         return bool(rows)
 
-    async def forget_lines(self, batch: Batch) -> None:
-        """Delete the lines of a batch that is to be read again."""
-        await self._database.run((tables.DROP_LINES, batch.id))
+    async def forget_lines(self, batch: Batch, holder: str) -> bool:
+        """Delete the lines of a batch that is to be read again; False: it is another's now."""
+        return await self._read(batch, holder, (tables.DROP_LINES, batch.id))
 
-    async def add_lines(self, batch: Batch, lines: Sequence[Line]) -> None:
-        """Add lines to a batch that is being read."""
-        await self._database.run(*(_put_line(batch.id, line) for line in lines))
+    async def add_lines(self, batch: Batch, holder: str, lines: Sequence[Line]) -> bool:
+        """Add lines to a batch that is being read; False: it is another's now."""
+        return await self._read(batch, holder, *(_put_line(batch.id, line) for line in lines))
+
+    async def _read(self, batch: Batch, holder: str, *steps: Step) -> bool:
+        reads: Step = (tables.READS, batch.id, holder)
+        rows, *_ = await self._database.run(reads, *steps, is_guarded=True)
+        return bool(rows)
 
     async def left(self, batch: Batch, behind: Line | None, limit: int) -> list[Line]:
         """Return lines without an answer, and without their bodies; those that begin alike stand

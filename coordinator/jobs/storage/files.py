@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from secrets import token_hex
 from time import time
@@ -135,7 +136,8 @@ class Files:
             (tables.OLD_FILES, now), (tables.DROP_LOST_CHUNKS, now - _LOST_S)
         )
         for owner, file_id in rows:
-            await self.delete(owner, file_id)
+            with suppress(ItemNotFound):  # its owner, or another coordinator, was faster
+                await self.delete(owner, file_id)
 
 
 def put_file(upload: Upload, owner: str, name: str, purpose: str, keep_s: int) -> Step:

@@ -69,6 +69,11 @@ GO_ON: Final = f"""
 UPDATE pdserve_batches SET status = ?, document = ?
 WHERE id = ? AND holder = ? AND (status <> 'cancelling' OR ? NOT IN {RUNNING}) RETURNING id
 """
+# By its holder, who reads its file; the row is locked against another claim meanwhile.
+READS: Final = """
+UPDATE pdserve_batches SET status = status
+WHERE id = ? AND holder = ? AND status IN ('validating', 'cancelling') RETURNING id
+"""
 RENEW: Final = """
 UPDATE pdserve_batches SET held_until = {NOW} + ? WHERE holder = ? AND held_until > {NOW}
 """

@@ -18,7 +18,7 @@ from coordinator.jobs.output import add_used
 from coordinator.jobs.routes import open_jobs
 from coordinator.jobs.runner import BatchRunner
 from coordinator.jobs.storage import tables
-from coordinator.jobs.storage.batches import AnsweredLine, LineState, TokensUsed
+from coordinator.jobs.storage.batches import AnsweredLine, Batches, LineState, TokensUsed
 from coordinator.jobs.storage.database import Row, SqliteDatabase, Step
 from coordinator.jobs.storage.files import CHUNK_BYTES
 from coordinator.tenants import Tenants
@@ -316,6 +316,65 @@ async def test_another_coordinator_goes_on_and_every_line_is_there_once(tmp_path
     assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
     assert sorted(one["custom_id"] for one in output) == sorted(one["custom_id"] for one in given)
     assert len({one["response"]["body"]["id"] for one in output}) == 40
+
+
+async def test_what_goes_wrong_once_does_not_end_all_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beat, faults = BatchRunner._beat, [ValueError("nobody thought of it")]
+
+    async def failing(runner: BatchRunner) -> None:
+        if faults:
+            raise faults.pop()
+        await beat(runner)
+
+    monkeypatch.setattr(BatchRunner, "_beat", failing)
+    async with served(cluster()) as api:
+        assert (await run(api, [line(1)]))["status"] == "completed"
+    assert not faults
+
+
+async def test_a_coordinator_that_has_lost_a_batch_ends_its_lines(tmp_path: Path) -> None:
+    """Else it would begin those that are left, and each would take calls from the other."""
+    database = open_jobs(tmp_path / "jobs")
+    gate, batches = asyncio.Event(), Batches(database)
+    paused = [Tokens([5]), Pause(until=gate), Tokens([EOS], FinishReason.STOP, EOS)]
+    async with served(cluster(lambda _: list(paused)), jobs=database) as api:
+        batch = await create(api, (await upload(api, [line(n) for n in range(9)]))["id"])
+        generations = api.generator.generations
+        async with asyncio.timeout(DEADLINE_S):
+            while len(generations) < 9:
+                await asyncio.sleep(0.01)
+            await batches.release(None)
+            while not await batches.claim("other", 1e9):
+                await batches.release(None)
+            while not all(generation.cancels for generation in generations):
+                await asyncio.sleep(0.01)
+        assert (await got(api, f"/v1/batches/{batch['id']}"))["request_counts"]["failed"] == 0
+        assert len(generations) == 9
+        await batches.release(None)
+        gate.set()
+        assert (await ended(api, batch))["request_counts"]["completed"] == 9
+
+
+async def test_a_file_that_is_deleted_while_it_is_read_is_no_shorter_one() -> None:
+    class Deleted(SqliteDatabase):
+        """Deletes the file once its first chunk has been read."""
+
+        async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+            found = await super().run(*steps, is_guarded=is_guarded)
+            if steps[0][0] == tables.GET_CHUNK:
+                file_id = steps[0][1]
+                row: Step = ("DELETE FROM pdserve_files WHERE id = ?", file_id)
+                await super().run(row, (tables.DROP_CHUNKS, file_id))
+            return found
+
+    async with served(cluster(), jobs=Deleted(None, tables.SCHEMA)) as api:
+        rest = json.dumps(line(1)) + "\n"
+        filler = " " * (CHUNK_BYTES - len(rest)) + rest  # so the chunk ends with a line
+        batch = await run(api, [filler[:-1], *(line(n) for n in range(2, 4))])
+    assert batch["status"] == "failed"
+    assert [one["code"] for one in batch["errors"]["data"]] == ["file_not_found"]
 
 
 async def test_lines_wait_while_others_do_not_begin_and_tenants_share(tmp_path: Path) -> None:

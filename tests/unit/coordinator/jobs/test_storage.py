@@ -115,6 +115,22 @@ async def test_a_batch_that_is_to_be_cancelled_only_ends(database: Database) -> 
         await batches.get("a", held.id, "messages")
 
 
+async def test_only_its_holder_reads_a_batch(database: Database) -> None:
+    batches, batch = Batches(database), some_batch()
+    batch.status = "validating"
+    await batches.add(batch)
+    await batches.claim("frozen", 0.0)
+    assert await batches.claim("y", 30.0)
+    assert await batches.forget_lines(batch, "y")
+    assert await batches.add_lines(batch, "y", LINES)
+    assert not await batches.forget_lines(batch, "frozen"), "it would take them from the other"
+    assert not await batches.add_lines(batch, "frozen", [Line(9, "line-9", b"", b"{}")])
+    assert await batches.counts(batch) == {0: 3}
+    batch.status = "in_progress"
+    assert await batches.go_on(batch, "y")
+    assert not await batches.forget_lines(batch, "y")
+
+
 async def test_pages_and_what_is_too_old(database: Database) -> None:
     batches, files = Batches(database), Files(database)
     for number in range(5):
@@ -137,6 +153,17 @@ async def test_pages_and_what_is_too_old(database: Database) -> None:
         await files.get("b", kept.id)
     (rows,) = await database.run(("SELECT count(*) FROM pdserve_chunks",))
     assert rows == [(2,)], "an upload that is running is none that was cut off"
+
+
+async def test_coordinators_drop_what_is_old_at_the_same_time(database: Database) -> None:
+    files = Files(database)
+    for _ in range(3):
+        upload = files.begin()
+        await upload.add(b"x" * 10)
+        await files.done(upload, "a", "f", "batch", -1)
+    await asyncio.gather(*(Files(database).drop_old() for _ in range(3)))
+    (rows,) = await database.run(("SELECT count(*) FROM pdserve_chunks",))
+    assert rows == [(0,)]
 
 
 async def test_a_full_disk_keeps_no_coordinator_from_starting(tmp_path: Path) -> None:
