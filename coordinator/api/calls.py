@@ -115,14 +115,18 @@ async def run_whole(ask: Ask, plan: Plan, begun: Callable[[], None] = lambda: No
 
 async def call(request: web.Request) -> web.StreamResponse:
     """POST to one of the paths: read the call, plan it, run the plan and send the answer."""
-    endpoint = request.app[CALLS][request.path]
-    ask = await read_ask(request, is_keyed=endpoint.is_keyed)
-    plan = await endpoint.plan(ask)
+    plan, context = await _planned(request), request.app[CONTEXT]
     if isinstance(plan, CallPlan):
-        return await answer(request, ask.context, plan)
+        return await answer(request, context, plan)
     if isinstance(plan, AwayPlan) and plan.is_streaming:
-        return await plan.stream(request, ask.context)
-    return (await run_whole(ask, plan)).response()
+        return await plan.stream(request, context)
+    return (await plan.run(context, request[TRACE])).response()
+
+
+async def _planned(request: web.Request) -> Plan:
+    """Read a call and plan it: nobody holds its body while it is answered."""
+    endpoint = request.app[CALLS][request.path]
+    return await endpoint.plan(await read_ask(request, is_keyed=endpoint.is_keyed))
 
 
 def told(say: Callable[..., Awaitable[web.Response]]) -> Handler:

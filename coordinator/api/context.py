@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -53,16 +53,12 @@ class RunningTasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Register the current task as answering a request, while the context is open."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        try:
-            yield
-        finally:
-            self._tasks.discard(task)
+        self._tasks.add(_current_task())
+
+    def __exit__(self, *_: object) -> None:
+        self._tasks.discard(_current_task())
 
     def start(self, making: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Start and register a task that may outlive its HTTP request."""
@@ -87,6 +83,12 @@ class RunningTasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
+
+
+def _current_task() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 BeginSpan: TypeAlias = Callable[[Mapping[str, str]], CallSpan | None]

@@ -93,6 +93,7 @@ _FEW_BITS = 12  # up to this many bits are handled one by one
 _SOURCES_LOOKED_AT = 32
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+_NOWHERE: Ints = np.empty(0, np.int64)
 Holders: TypeAlias = Callable[[bytes], int | None]
 """Block hash |-> bits of the members that hold the block; 0 and None: none."""
 
@@ -175,6 +176,8 @@ class PrefixIndex:
                 prompt, lambda block_hash: pool.get(block_hash, 0) | host.get(block_hash, 0)
             )
         slots = held.nonzero()[0]
+        if not len(slots):  # requests keep it
+            return Hits(prompt.num_tokens, _NOWHERE, _NOWHERE, _NOWHERE)
         return Hits(prompt.num_tokens, slots, held[slots], in_pool[slots])
 
     def prefix_sources(self, hits: Hits, puller: Member) -> list[PrefixSource]:

@@ -72,6 +72,7 @@ class Tokenizer:
         else:
             self._end = len(texts)  # of the tokens that have a text
         self._num_ids = self._end if num_ids is None else num_ids
+        self._ids = [*range(self._end)]  # each is one object in all prompts, which live long
         self._longest_token = max(map(len, texts), default=0)
         self._threads = TextThreads()
 
@@ -163,7 +164,7 @@ class Tokenizer:
         """Encode a text; `add_special_tokens` lets the post-processor add BOS and so on."""
         # The fast variant skips character offsets, which take most of the time under the GIL.
         encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return encodings[0].ids
+        return [*map(self._ids.__getitem__, encodings[0].ids)]
 
     def encode_fitting(
         self, text: str, *, add_special_tokens: bool, max_tokens: int | None

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -146,8 +146,25 @@ def one_by_one(arrival: ArrivedEvent) -> Iterator[ArrivedEvent]:
         yield ArrivedEvent(arrival.index, single, arrival.at_s)
 
 
+NO_CHOICES: Final[frozenset[int]] = frozenset()  # one for all: an empty set has 216 bytes
 AtOnce = Callable[[list[ArrivedEvent]], bool]
 RunAtOnce = Callable[[int, TokenRun], bool]
+
+
+class _Heard:
+    """A generation to which `Arrivals` listens."""
+
+    __slots__ = ("_arrivals", "_index")
+
+    def __init__(self, arrivals: Arrivals, index: int) -> None:
+        self._arrivals = arrivals
+        self._index = index
+
+    def arrived(self, event: TokenEvent | Exception) -> None:
+        self._arrivals.arrived(self._index, event)
+
+    def ran_on(self, run: TokenRun) -> None:
+        self._arrivals.ran_on(self._index, run)
 
 
 class Arrivals:
@@ -166,7 +183,8 @@ class Arrivals:
         self._ready: list[ArrivedEvent] = []
         self._runs: dict[int, TokenRun] = {}  # with tokens that nobody has read, behind `_ready`
         self._error: Exception | None = None
-        self._heeded: set[int] = set()
+        self._stopped = NO_CHOICES
+        self._is_closed = False
         self._num_added = 0
         self._is_due = False  # whether a turn was asked for and has not come
         self._waiter: asyncio.Future[None] | None = None
@@ -179,8 +197,8 @@ class Arrivals:
         """Listen to one more generation; its index is the number of those added before it."""
         index = self._num_added
         self._num_added += 1
-        self._heeded.add(index)
-        generation.listen(partial(self._arrived, index), partial(self._ran_on, index))
+        heard = _Heard(self, index)
+        generation.listen(heard.arrived, heard.ran_on)
 
     async def take(self, timeout_s: float | None = None) -> list[ArrivedEvent]:
         """Return all pending events in order of arrival, after waiting for one if there is none.
@@ -198,19 +216,20 @@ class Arrivals:
 
     def stop(self, index: int) -> None:
         """Ignore further events of this generation, including its end."""
-        self._heeded.discard(index)
+        self._stopped |= {index}
         self._runs.pop(index, None)
 
     def close(self) -> None:
         """Ignore further events of all generations."""
         self.at_once = self.run_at_once = None
-        self._heeded.clear()
+        self._is_closed = True
         self._runs.clear()
         if self._alarm is not None:
             self._alarm.cancel()
 
-    def _arrived(self, index: int, event: TokenEvent | Exception) -> None:
-        if index not in self._heeded:
+    def arrived(self, index: int, event: TokenEvent | Exception) -> None:
+        """Take in an event of a generation."""
+        if self._is_closed or index in self._stopped:
             return
         self._read_runs()
         if isinstance(event, Exception):
@@ -223,8 +242,9 @@ class Arrivals:
         else:
             self._ask_for_turn()
 
-    def _ran_on(self, index: int, run: TokenRun) -> None:
-        if index in self._heeded:
+    def ran_on(self, index: int, run: TokenRun) -> None:
+        """Note that a generation's run has tokens."""
+        if not (self._is_closed or index in self._stopped):
             self._runs[index] = run
             self._ask_for_turn()
 
@@ -272,7 +292,7 @@ class Arrivals:
         waiter = self._waiter
         if waiter is None or waiter.done() or not (self._ready or self._runs):
             return  # it has been woken since
-        if self.at_once is None or self._error is not None or not self._heeded:
+        if self.at_once is None or self._error is not None:
             self._wake()
             return
         try:

@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import UNSET
 
 from coordinator.api.answer.arrivals import (
+    NO_CHOICES,
     PIECE,
     Arrivals,
     ArrivedEvent,
@@ -90,7 +91,7 @@ class Call:
         self.long_work = LongWork(context.long_turns)
         self._one_by_one: Iterator[ArrivedEvent] = iter(())  # of a keyed stream
         self._num_unfinished = len(self._choices)
-        self._cancelled: set[int] = set()
+        self._cancelled: frozenset[int] = NO_CHOICES
         self._last_token_s: dict[int, float] = {}  # choice |-> arrival of its last token
         self._text: dict[int, TextStream] = {}  # choice |-> what writes its runs meanwhile
         self.text_s = 0.0  # arrival of the last token whose text was written so
@@ -391,7 +392,7 @@ class Call:
 
     def _cancel(self, index: int, reason: str) -> None:
         self._generations[index].cancel(reason)
-        self._cancelled.add(index)
+        self._cancelled |= {index}
 
     def _cancel_rest(self, reason: str) -> None:
         for index in self._unfinished():

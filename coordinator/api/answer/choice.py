@@ -84,7 +84,7 @@ class Choice:
         self._num_shown_chars = 0
         self._num_taken_chars = 0
         self._new_text: list[str] = []
-        self._unshown: deque[ScoredToken] = deque()
+        self._unshown: deque[ScoredToken] | None = None  # None: no token has a score
 
     @property
     def is_finished(self) -> bool:
@@ -167,9 +167,7 @@ class Choice:
             range(begin, self._num_echoed), self._echoed_logprobs(begin), strict=True
         ):
             if self._prompt_logprobs is not None:
-                self._unshown.append(
-                    ScoredToken(echoed[position], self._num_decoded_chars, logprobs)
-                )
+                self._score(echoed[position], logprobs)
             text = detokenizer.push(echoed[position])
             self._num_decoded_chars += len(text)
             self._new_shown(text)
@@ -186,10 +184,11 @@ class Choice:
             return None
         scores = self._next_prompt_logprobs()
         tokens = self._next_scored() if len(scores) < MAX_SCORED else []
-        is_all = len(scores) < MAX_SCORED and not self._has_scored
+        is_all = len(scores) < MAX_SCORED and self._first_scored is None
         self._new_text.clear()
         if not is_all:  # the text of the tokens that are still to come comes with them
-            end = self._unshown[0].offset - self._num_taken_chars if self._has_scored else len(text)
+            first = self._first_scored
+            end = first.offset - self._num_taken_chars if first is not None else len(text)
             text, rest = text[:end], text[end:]
             self._new_text.append(rest)
         self._num_taken_chars += len(text)
@@ -217,17 +216,23 @@ class Choice:
         return [*first, *found.within(max(begin - 1, 0), end - 1)]
 
     @property
-    def _has_scored(self) -> bool:
-        """Whether there are tokens whose log-probabilities can be shown now."""
-        shows_all = self.is_finished and not self.ended_by_string
-        unshown = self._unshown
-        return bool(unshown) and (shows_all or unshown[0].offset < self._num_shown_chars)
+    def _first_scored(self) -> ScoredToken | None:
+        """The first token whose log-probabilities can be shown now, if there is one."""
+        if not self._unshown:
+            return None
+        first, shows_all = self._unshown[0], self.is_finished and not self.ended_by_string
+        return first if shows_all or first.offset < self._num_shown_chars else None
 
     def _next_scored(self) -> list[ScoredToken]:
         tokens: list[ScoredToken] = []
-        while len(tokens) < MAX_SCORED and self._has_scored:
+        while self._unshown and len(tokens) < MAX_SCORED and self._first_scored is not None:
             tokens.append(self._unshown.popleft())
         return tokens
+
+    def _score(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        if self._unshown is None:  # most calls have none, and a deque takes 600 bytes
+            self._unshown = deque()
+        self._unshown.append(ScoredToken(token_id, self._num_decoded_chars, logprobs))
 
     def _next_prompt_logprobs(self) -> Sequence[TokenLogprobs]:
         if self._prompt_logprobs is None or not self._options.tells_prompt_logprobs:
@@ -248,7 +253,7 @@ class Choice:
             self._logprob += logprobs.chosen
         # With echo, clients find the answer's tokens by their count, so none may be left out.
         if logprobs is not None and not (is_hidden and self._echoed_ids is None):
-            self._unshown.append(ScoredToken(token_id, self._num_decoded_chars, logprobs))
+            self._score(token_id, logprobs)
         if is_hidden:
             return
         self._show(self._detokenizer.push(token_id))

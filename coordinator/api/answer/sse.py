@@ -103,6 +103,7 @@ class SseStream:
         self._response.headers.update(headers)
         await self._response.prepare(request)
         self._is_chunked = "Transfer-Encoding" in self._response.headers
+        self._response.headers.clear()  # they are sent, and take a kilobyte
 
     def send_at_once(self, events: Sequence[bytes]) -> bool:
         """Send framed events in one write if they are short; return whether they were.

@@ -6,15 +6,19 @@ Also how much one call may ask for: answers, echoed tokens, log-probabilities.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from coordinator.api.config import ApiConfig
 from coordinator.api.plan.grammar import chat_grammar
+from coordinator.api.plan.sampling import NO_IDS
 from coordinator.api.prompt.fit import FittedPrompt
 from coordinator.api.read.chat import ChatRequest
+from coordinator.api.read.idempotency import KeyedCall, draw
 from coordinator.api.read.terms import ServiceTerms
 from coordinator.generation import GenerationRequest
 from coordinator.models.model import Model
@@ -32,17 +36,66 @@ _LAST_TOKENS = 8  # tokens at a prompt's end that are searched for the reasoning
 _WRITTEN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")  # by the model
 
 
-@dataclass(frozen=True, slots=True)
-class PartsPlan:
+class PartsPlan(msgspec.Struct, frozen=True, kw_only=True):
     """How the answers of one call are split into parts."""
 
-    make: Callable[[], AnswerParts]  # makes the parser of one choice
-    content_start: Callable[[], FindsContent | None]  # tells where a choice's content begins
-    make_id: Callable[[int, CallPiece], str]  # (choice, first piece of a call) |-> the call's id
+    tool_format: ToolFormat | None  # of the tools that may be called; None: none may
+    offered: dict[str, dict[str, Any]]  # function |-> its parameters
+    max_calls: int | None
+    is_call: bool  # whether an answer has to be one
+    has_channels: bool  # whether the model writes harmony
+    has_begun: bool  # the prompt ends in a thought
+    continues: bool  # the prompt ends in an answer
+    is_separate: bool  # reasoning is no part of the content
+    is_apart: bool  # as marks of the model divide them
+    is_shown: bool
+    is_streamed: bool
     kept_ids: frozenset[int]  # special tokens that mark tool calls
     grammar: str  # that the parts must match, for SamplingParams.grammar; "": any text
-    shows_reasoning: bool  # apart from the content
-    shows_function_call: bool = False  # not tool calls: the request used the deprecated parameters
+    shows_function_call: bool  # not tool calls: the request used the deprecated parameters
+    keyed: KeyedCall | None
+    taken: dict[tuple[int, str], int] = {}  # choice and id |-> the first call that has it
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether reasoning is shown, apart from the content."""
+        return (self.is_apart or self.has_channels) and self.is_shown
+
+    def make(self) -> AnswerParts:
+        """Make the parser of one choice."""
+        if self.has_channels:
+            channels = Harmony(
+                self.offered if self.tool_format is not None else {},
+                is_apart=self.is_separate,
+                is_shown=self.is_shown,
+                is_streamed=self.is_streamed,
+                has_begun=self.continues,
+            )
+            return AnswerParts(None, None, self.max_calls, self.is_call, channels)
+        reasoning = tools = None
+        begins = self.tool_format.begins if self.tool_format is not None else ()
+        if self.is_apart:
+            reasoning = Reasoning(self.has_begun, self.is_shown, self.is_streamed, begins)
+        if self.tool_format is not None:
+            tools = self.tool_format.parser(self.offered)
+        return AnswerParts(reasoning, tools, self.max_calls, self.is_call)
+
+    def content_start(self) -> FindsContent | None:
+        """Return what tells where a choice's content begins; None: at its beginning."""
+        if self.has_channels:
+            return None if self.continues else FinalStart()
+        return ContentStart(Reasoning(self.has_begun)) if self.is_apart else None
+
+    def make_id(self, choice: int, call: CallPiece) -> str:
+        """Return the id of a call, of which this is the first piece."""
+        drawn = draw(self.keyed, "call", choice, call.index)
+        if self.tool_format is not ToolFormat.MISTRAL:
+            return _id(drawn)
+        written = call.call_id or ""
+        is_good = _WRITTEN_ID.fullmatch(written) is not None
+        if is_good and self.taken.setdefault((choice, written), call.index) == call.index:
+            return written
+        return mistral_id(drawn)
 
 
 async def plan_parts(
@@ -52,53 +105,9 @@ async def plan_parts(
     tokenizer, splits_reasoning = model.tokenizer, config.splits_reasoning
     tool_format = model.tool_format if body.tools and body.tool_choice != "none" else None
     continues = bool(body.continue_final_message)
-    max_calls = 1 if body.parallel_tool_calls is False else None
-    is_call = tool_format is not None and body.must_call
     has_begun = splits_reasoning and _ends_with_mark(prompt, tokenizer)
-
     is_separate = body.separate_reasoning is not False
-    is_apart = splits_reasoning and is_separate
     has_channels = model.tool_format is ToolFormat.HARMONY
-    is_shown = body.include_reasoning is not False
-    is_streamed = body.stream_reasoning is not False
-
-    offered = {
-        tool.function.name: tool.function.parameters or {}
-        for tool in body.tools or []
-        if body.may_call(tool)
-    }
-
-    def make() -> AnswerParts:
-        if has_channels:
-            channels = Harmony(
-                offered if tool_format is not None else {},
-                is_apart=is_separate,
-                is_shown=is_shown,
-                is_streamed=is_streamed,
-                has_begun=continues,
-            )
-            return AnswerParts(None, None, max_calls, is_call, channels)
-        begins = tool_format.begins if tool_format is not None else ()
-        reasoning = Reasoning(has_begun, is_shown, is_streamed, begins) if is_apart else None
-        tools = tool_format.parser(offered) if tool_format is not None else None
-        return AnswerParts(reasoning, tools, max_calls, is_call)
-
-    def content_start() -> FindsContent | None:
-        if has_channels:
-            return None if continues else FinalStart()
-        return ContentStart(Reasoning(has_begun)) if is_apart else None
-
-    taken: dict[tuple[int, str], int] = {}  # choice and id |-> the first call that has it
-
-    def make_id(choice: int, call: CallPiece) -> str:
-        drawn = terms.draw("call", choice, call.index)
-        if tool_format is not ToolFormat.MISTRAL:
-            return _id(drawn)
-        written = call.call_id or ""
-        is_good = _WRITTEN_ID.fullmatch(written) is not None
-        if is_good and taken.setdefault((choice, written), call.index) == call.index:
-            return written
-        return mistral_id(drawn)
 
     thinking: Thinking | Channels | None = None
     if has_channels and not continues:
@@ -109,13 +118,25 @@ async def plan_parts(
     marks = marked.marks if marked is not None else ()
     kept = (tokenizer.special_id(mark) for mark in marks)
     return PartsPlan(
-        make,
-        content_start,
-        make_id,
-        frozenset(i for i in kept if i is not None),
-        await chat_grammar(body, tool_format, thinking, model, terms.slo.tenant),
-        shows_reasoning=(is_apart or has_channels) and is_shown,
+        tool_format=tool_format,
+        offered={
+            tool.function.name: tool.function.parameters or {}
+            for tool in body.tools or []
+            if body.may_call(tool)
+        },
+        max_calls=1 if body.parallel_tool_calls is False else None,
+        is_call=tool_format is not None and body.must_call,
+        has_channels=has_channels,
+        has_begun=has_begun,
+        continues=continues,
+        is_separate=is_separate,
+        is_apart=splits_reasoning and is_separate,
+        is_shown=body.include_reasoning is not False,
+        is_streamed=body.stream_reasoning is not False,
+        kept_ids=frozenset(i for i in kept if i is not None) or NO_IDS,
+        grammar=await chat_grammar(body, tool_format, thinking, model, terms.slo.tenant),
         shows_function_call=bool(body.functions),
+        keyed=terms.keyed,
     )
 
 

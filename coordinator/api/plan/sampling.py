@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from coordinator.api.read.fields import GenerationFields
 from coordinator.models.model import Model
@@ -19,6 +20,7 @@ MAX_LOGIT_BIAS = 1024  # entries; OpenAI allows 300
 MAX_BAD_WORD_TOKENS = 2048  # of all bad words, each tokenised with and without a space before it
 _NUM_KEYS_TOLD = 5  # invalid keys named in an error
 _LEAST_TOP_P = 1e-9  # small enough to keep only the likeliest token
+NO_IDS: Final[frozenset[int]] = frozenset()  # one for all: an empty set has 216 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +30,11 @@ class TextOptions:
     stops: tuple[str, ...] = ()
     content_start: Callable[[], FindsContent | None] = lambda: None  # stops count from there on
     include_stop: bool = False
-    stop_ids: frozenset[int] = frozenset()  # the client's stop tokens; the nodes stop at them
+    stop_ids: frozenset[int] = NO_IDS  # the client's stop tokens; the nodes stop at them
     min_tokens: int = 0  # stop strings are matched only after this many tokens
     skip_special_tokens: bool = True
     echoes_special_tokens: bool = False  # show special tokens of an echoed prompt
-    kept_ids: frozenset[int] = frozenset()  # special tokens that are never skipped
+    kept_ids: frozenset[int] = NO_IDS  # special tokens that are never skipped
     tells_prompt_logprobs: bool = False  # return the log-probabilities of the prompt's tokens
     tells_ids: bool = False  # return the ids of all tokens, whether their text is shown or not
 
@@ -48,7 +50,7 @@ def text_options(fields: GenerationFields) -> TextOptions:
         raise InvalidRequest("'stop' must not contain an empty string", "stop")
     return TextOptions(
         stops=tuple(stops),
-        stop_ids=frozenset(fields.stop_token_ids or []),
+        stop_ids=frozenset(fields.stop_token_ids or []) or NO_IDS,
         include_stop=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
         min_tokens=fields.min_tokens or 0,
         skip_special_tokens=fields.skip_special_tokens is not False,

@@ -70,7 +70,8 @@ def _check_head(request: web.Request, config: ApiConfig) -> None:
     Only a body that claims to be JSON makes a browser ask first whether its page may send it
     (`headers.preflight`), so a browser has to claim that.
     """
-    kind = request.content_type
+    given = request.headers.get("Content-Type", "application/octet-stream")
+    kind = given.partition(";")[0].strip().lower()  # request.content_type would keep all parts
     is_json = kind == "application/json" or kind.endswith("+json")
     if not is_json and "Content-Type" in request.headers:
         raise web.HTTPUnsupportedMediaType(

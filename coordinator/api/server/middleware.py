@@ -166,7 +166,7 @@ async def answer_everything(request: web.Request, handler: Handler) -> web.Strea
     if isinstance(request.protocol, Connection):
         trace.outbox = request.protocol.outbox
     retry_after_s = context.config.retry_after_s
-    with context.tasks.entered():
+    with context.tasks:
         try:
             check_host(request)
             if (answer := preflight(request, context.config.cors_origins)) is not None:

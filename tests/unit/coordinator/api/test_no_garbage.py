@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.fakes.generator import MODEL
+from pdserve.protocol import FinishReason
+from tests.fakes.generator import EOS, MODEL, FakeGenerator, Pause, Tokens
 from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import Harness, served
+from tests.unit.coordinator.api.raw_client import chat_request, connected
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 NUM_REQUESTS = 20
@@ -35,6 +38,19 @@ async def test_a_call_leaves_no_cycle_behind(path: str, body: dict[str, Any]) ->
         for _ in range(NUM_REQUESTS):
             await _call(client, api, path, body)
         assert gc.collect() < NUM_REQUESTS
+
+
+async def test_nobody_holds_what_was_asked_while_it_is_answered() -> None:
+    gate = asyncio.Event()
+    steps = [Tokens([20]), Pause(until=gate), Tokens([EOS], FinishReason.STOP, EOS)]
+    async with served(FakeGenerator(lambda request: steps)) as api, connected(api) as client:
+        client.writer.write(chat_request(stream=True))
+        await client.read_until(b'"content":"')
+        gc.collect()
+        dicts = [one for one in gc.get_objects() if type(one) is dict]
+        assert [one for one in dicts if "messages" in one and one.get("stream") is True] == []
+        gate.set()
+        await client.read_until(b"[DONE]")
 
 
 async def _call(
