@@ -42,6 +42,7 @@ class Shape:
     cap: float | None = None  # of scores
     codes: torch.dtype | None = None  # elements of the pool; None: it is of `dtype`
     has_sinks: bool = False
+    value_dim: int | None = None  # of latent attention, with one plane; None: there are two
 
     @property
     def num_heads(self) -> int:
@@ -142,9 +143,9 @@ def make_pool(shape: Shape, context_lens: list[int]) -> tuple[Tensor, Tensor]:
     """
     num_blocks = [-(-n // shape.block_size) for n in context_lens]
     total = sum(num_blocks) + 2
-    kv_pool = torch.randn(
-        (total, shape.num_layers, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
-    ).to(shape.dtype)
+    num_planes = 2 if shape.value_dim is None else 1
+    of_heads = num_planes, shape.num_kv_heads, shape.block_size, shape.head_dim
+    kv_pool = torch.randn((total, shape.num_layers, *of_heads)).to(shape.dtype)
     block_ids = torch.randperm(total, dtype=torch.int32)
     # One column more than needed; what stands past a request's context is no block id.
     block_tables = torch.full((len(context_lens), max(num_blocks, default=0) + 1), -7).int()

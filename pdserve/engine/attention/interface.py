@@ -37,13 +37,15 @@ class LayerKv:
     sliding_window: int | None = None  # a query at p sees the keys in (p - window, p]; None: all
     cap: float | None = None  # scores become cap * tanh(score / cap); None: they do not
     sinks: Tensor | None = None  # [num_heads] float32: one more score of each head, of no value
+    # Of a pool without values, so many of the first numbers of a key are one; None: there are some.
+    value_dim: int | None = None
 
 
 class Attend(Protocol):
     """A function like AttentionBackend.attend, for those that need no place for the result."""
 
     def __call__(self, query: Tensor, kv: LayerKv, batch: AttentionBatch, /) -> Tensor:
-        """Return [num_tokens, num_heads, head_dim]."""
+        """Return [num_tokens, num_heads, numbers of a value]."""
 
 
 class AttentionBackend(Protocol):
@@ -68,7 +70,7 @@ class AttentionBackend(Protocol):
             out: where to put the result; None: in new memory.
 
         Returns:
-            [num_tokens, num_heads, head_dim], contiguous, dtype of `query`.
+            [num_tokens, num_heads, numbers of a value], contiguous, dtype of `query`.
 
         Raises:
             TypeError: a tensor is on the wrong device, or of the wrong dtype.

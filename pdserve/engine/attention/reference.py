@@ -34,13 +34,13 @@ class ReferenceAttention:
     ) -> Tensor:
         """Compute causal attention of every query row over its request's blocks."""
         if out is None:
-            out = torch.empty_like(query, memory_format=torch.contiguous_format)
+            out = query.new_empty(*query.shape[:2], kv.value_dim or query.shape[2])
         starts: list[int] = batch.query_start.tolist()
         context_lens: list[int] = batch.context_lens.tolist()
         for r, context_len in enumerate(context_lens):
             rows = slice(starts[r], starts[r + 1])
             keys, values = _gather(kv.pool, kv.layer, batch.block_tables[r], context_len)
-            out[rows] = _attend_one(query[rows], keys, values, kv)
+            out[rows] = _attend_one(query[rows], keys, values[:, :, : kv.value_dim], kv)
         return out
 
 

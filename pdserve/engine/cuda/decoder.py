@@ -21,7 +21,7 @@ from pdserve.engine.cuda.copies.staging import Staging
 from pdserve.engine.cuda.layers import experts
 from pdserve.engine.cuda.layers.adapters import DeviceAdapters
 from pdserve.engine.cuda.layers.forward import Forward, RowTaps, StepInputs
-from pdserve.engine.cuda.layers.rows import take_sampled
+from pdserve.engine.cuda.layers.rows import GATED, take_sampled
 from pdserve.engine.cuda.sampling.sampler import CudaSampler
 from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
@@ -140,7 +140,7 @@ class CudaDecoder:
             take_sampled(one, one.int())
             mixtures = [of.mlp for of in self._weights.layers if isinstance(of.mlp, Experts)]
             if mixtures:  # they are all alike
-                experts.warm_up(mixtures[0])
+                experts.warm_up(mixtures[0], GATED[self.config.arithmetic.activation])
 
     @torch.inference_mode()
     def logits(

@@ -1,18 +1,16 @@
 """What decoders of different families compute differently, but for sizes, norms and positions.
 
-Each decoder says which of it it has (`Arithmetic.expect`): what it lacks is refused by name. No
-torch here.
+No torch here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from pdserve.engine.models.json_fields import JsonFields
-from pdserve.shared.errors import ModelError
 
 
 class Activation(StrEnum):
@@ -48,16 +46,6 @@ class Arithmetic:
     centres_norms: bool = False  # norms subtract the mean first; else they are RMS norms
     norms_heads_together: bool = False  # norms of heads are of all of a token; else of each head
     is_parallel: bool = False  # the MLP takes what attention takes, not what that leaves
-
-    def expect(self, *known: str) -> None:
-        """Raises ModelError: it has something besides `known`, which would be left out."""
-        foreign = [
-            f"{field.name} {getattr(self, field.name)}"
-            for field in fields(self)
-            if field.name not in known and getattr(self, field.name) != field.default
-        ]
-        if foreign:
-            raise ModelError(f"the model has {', '.join(foreign)}, which is not computed here")
 
 
 PLAIN: Final = Arithmetic()

@@ -86,9 +86,14 @@ class ModelConfig:
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
+    def value_dim(self) -> int:
+        """Size of what attention makes of a head: with latent attention, of the latent vector."""
+        return self.head_dim if self.latent is None else self.latent.rank
+
+    @property
     def pair_dim(self) -> int:
         """Numbers that a query and a key that it attends to are multiplied by: key and value."""
-        return self.head_dim + (self.head_dim if self.latent is None else self.latent.rank)
+        return self.head_dim + self.value_dim
 
     @property
     def short_len(self) -> int:

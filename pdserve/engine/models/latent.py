@@ -12,8 +12,11 @@ Prompts are computed so as well: then the bits of a row do not depend on how a p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from pdserve.engine.models.json_fields import JsonFields
+
+LATENT_NORMS: Final = ("query_latent_norm", "latent_norm")  # of a layer's plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pdserve.engine.attention import LayerKv, WritingAttention
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import GATED, Linear, head_norm, rms_norm
 from pdserve.engine.models.config import ModelConfig
-from pdserve.engine.models.latent import LatentShape
+from pdserve.engine.models.latent import LATENT_NORMS, LatentShape
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights
 from pdserve.engine.models.recurrent import STATE_VECTORS
 from pdserve.engine.models.stage_ends import Finals, StageEnds
@@ -38,7 +38,6 @@ NORMS: Final = (
     "mlp_norm",
     "after_mlp_norm",
 )
-LATENT_NORMS: Final = ("query_latent_norm", "latent_norm")
 
 
 class TorchDecoder:

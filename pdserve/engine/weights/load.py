@@ -27,7 +27,6 @@ from pdserve.engine.steps.worst import ANY_STEP, LargestStep
 from pdserve.engine.weights.finite import check_finite, check_scales
 from pdserve.engine.weights.opening import open_tensors
 from pdserve.model_files.checkpoint import Checkpoint
-from pdserve.shared.errors import ModelError
 
 Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1
 
@@ -71,8 +70,6 @@ def load_decoder(
     """
     assert device.type in plan.form.devices, "the node has refused this"
     if device.type != "cpu":
-        if plan.config.latent is not None:
-            raise ModelError("the model has latent attention (MLA), which is computed on CPUs only")
         from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
 
         weights = load_torch_weights(checkpoint, plan, dtype, device, on_progress)

@@ -36,20 +36,22 @@ def step_bytes(
     each besides.
     """
     own, most_rows = shard.of(model), largest_part(step.num_tokens, shard.num_stages)
-    heads = (2 * own.num_heads + 2 * own.num_kv_heads) * model.head_dim
+    heads = own.num_heads * model.pair_dim + 2 * own.num_kv_heads * model.head_dim
+    if own.latent is not None:  # queries before keys are absorbed, and values of heads
+        heads += own.num_heads * (own.latent.query_dim + own.latent.value_dim)
     inner = 3 * max(own.inner_widths)
     if own.experts is not None:
         results = model.hidden_size * _FLOAT_BYTES // dtype.itemsize
         inner = max(inner, own.experts.num_chosen * (3 * own.experts.intermediate_size + results))
     widest = 2 * model.hidden_size + max(heads, inner) + model.hidden_size
     activations = most_rows * widest * dtype.itemsize
-    heads_of = own.num_heads, own.num_kv_heads, model.head_dim
+    heads_of = own.num_heads, own.num_kv_heads, model.head_dim, model.value_dim
     attention = partial_bytes(step.num_requests, *heads_of)
     graphs = 0
     if has_graphs:
         # Captured pieces of steps have memory of their own for as much, and what they hand on.
         residual = model.hidden_size * _FLOAT_BYTES // dtype.itemsize
-        carried = residual + 2 * own.num_heads * model.head_dim
+        carried = residual + own.num_heads * model.pair_dim
         pieces = min(most_rows, MOST_PIECE_ROWS) * (widest + carried) * dtype.itemsize
         graphs = GRAPH_BYTES + pieces
     logits = step.num_requests * model.vocab_size * _FLOAT_BYTES * _LOGITS_COPIES

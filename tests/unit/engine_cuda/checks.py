@@ -13,7 +13,8 @@ from pdserve.engine.attention import AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.layers import experts, rows
 from pdserve.engine.experts import Experts
-from pdserve.engine.layers import Linear, rms_norm
+from pdserve.engine.layers import GATED, Linear, gated_clamped, rms_norm
+from pdserve.engine.models.arithmetic import Activation
 from pdserve.engine.models.expert_config import ExpertConfig, ExpertNames
 from pdserve.engine.rope import rotate
 from tests.kernels.cases import Case, Shape, make_case
@@ -31,13 +32,17 @@ def on(case: Case, device: torch.device) -> Case:
         block_tables=case.batch.block_tables.to(device),
         slot_mapping=case.batch.slot_mapping.to(device),
     )
-    return replace(case, kv_pool=case.kv_pool.to(device), query=case.query.to(device), batch=batch)
+    sinks = None if case.sinks is None else case.sinks.to(device)
+    tensors = {"kv_pool": case.kv_pool.to(device), "query": case.query.to(device)}
+    return replace(case, **tensors, batch=batch, sinks=sinks)
 
 
 def attend(
     backend: AttentionBackend, case: Case, window: int | None = None, layer: int = 0
 ) -> Tensor:
-    kv = LayerKv(case.kv_pool, layer, case.shape.scale, window, case.shape.cap)
+    shape = case.shape
+    of_heads = shape.cap, case.sinks, shape.value_dim
+    kv = LayerKv(case.kv_pool, layer, shape.scale, window, *of_heads)
     return backend.attend(case.query, kv, case.batch)
 
 
@@ -98,16 +103,26 @@ def check_silu_mul(shape: tuple[int, int], dtype: torch.dtype, device: torch.dev
     gate, up = gate_up.float().chunk(2, dim=-1)
     expected = torch.nn.functional.silu(gate) * up
     gelu = torch.nn.functional.gelu(gate, approximate="tanh") * up
-    for gated, wanted in ((rows.silu_mul, expected), (rows.gelu_mul, gelu)):
-        found = gated(gate_up)
+    clamped = gated_clamped(gate_up.float() * 3)  # more are beyond 7
+    for given, gated, wanted in (
+        (gate_up, rows.silu_mul, expected),
+        (gate_up, rows.gelu_mul, gelu),
+        (gate_up * 3, rows.clamped_mul, clamped),
+    ):
+        found = gated(given)
         assert found.dtype == dtype
         torch.testing.assert_close(found.float(), wanted, atol=1e-5, rtol=TOLERANCE[dtype])
 
 
 def check_experts(
-    num_rows: int, sizes: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+    num_rows: int,
+    sizes: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_gpt_oss: bool = False,
 ) -> None:
-    """`sizes`: experts, chosen ones, hidden size, inner width."""
+    """`sizes`: experts, chosen ones, hidden size, inner width. gpt-oss has biases, and clamps."""
     num_experts, num_chosen, hidden, inner = sizes
     names = ExpertNames("mlp", "gate", "up", "down")
     config = ExpertConfig(num_experts, num_chosen, inner, True, frozenset({0}), names)
@@ -115,17 +130,22 @@ def check_experts(
 
     def matrices(num_out: int, num_in: int) -> Linear:
         weights = torch.randn(num_experts, num_out, num_in, device=device) * num_in**-0.5
-        return Linear(weights.to(dtype), None)
+        bias = torch.randn(num_experts, num_out, device=device) if is_gpt_oss else None
+        return Linear(weights.to(dtype), None if bias is None else bias.to(dtype))
 
     router = Linear(torch.randn(num_experts, hidden, device=device), None)
     layer = Experts(config, router, matrices(2 * inner, hidden), matrices(hidden, inner))
     x = torch.randn(num_rows, hidden, device=device).to(dtype)
-    found = experts.mix_experts(x, layer)
+    activation = Activation.CLAMPED if is_gpt_oss else Activation.SILU
+    found = experts.mix_experts(x, layer, rows.GATED[activation])
     assert found.dtype == torch.float32
-    gate_up, down = (Linear(stack.weight.float(), None) for stack in (layer.gate_up, layer.down))
+    gate_up, down = (
+        Linear(stack.weight.float(), None if stack.bias is None else stack.bias.float())
+        for stack in (layer.gate_up, layer.down)
+    )
     wide = replace(layer, gate_up=gate_up, down=down)
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(found, wide(x.float()), atol=tolerance, rtol=tolerance)
+    tolerance, expected = TOLERANCE[dtype], wide(x.float(), GATED[activation])
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
 def check_rotate_and_write(shape: Shape, has_norm: bool, device: torch.device) -> None:

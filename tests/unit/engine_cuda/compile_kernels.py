@@ -28,7 +28,7 @@ from triton.runtime import JITFunction, driver
 
 from pdserve.engine.attention import AttentionBatch, LayerKv
 from pdserve.engine.cuda.attention.triton_attention import TritonAttention
-from pdserve.engine.cuda.layers import rows
+from pdserve.engine.cuda.layers import latent, rows
 from pdserve.engine.cuda.layers.adapters import add_low_rank
 from pdserve.engine.cuda.layers.experts import mix_experts
 from pdserve.engine.cuda.layers.recurrent import RecurrentLayers
@@ -38,6 +38,7 @@ from pdserve.engine.cuda.sampling.results import Results
 from pdserve.engine.experts import Experts
 from pdserve.engine.layers import Linear, Mlp
 from pdserve.engine.models.expert_config import ExpertConfig, ExpertNames
+from pdserve.engine.models.latent import LatentShape
 from pdserve.engine.models.parameters import LayerWeights
 from pdserve.engine.models.recurrent import RecurrentShape
 from pdserve.engine.steps.batch import StateTables
@@ -62,13 +63,29 @@ class Model:
     has_qk_norm: bool = False
     vocab_size: int = 128_256
     cap: float | None = None  # of scores; those with one have GELU
+    is_gpt_oss: bool = False  # with sinks, a window, clamps, and biases of experts
+    latent: LatentShape | None = None
 
 
 LLAMA_8B = Model("8B", torch.bfloat16, 32, 8, 128, 4096, 14_336)
 QWEN3_30B = Model("30B-A3B", torch.bfloat16, 32, 4, 128, 2048, 768, 128, has_qk_norm=True)
 GEMMA2_9B = Model("Gemma 2 9B", torch.bfloat16, 16, 8, 256, 3584, 14_336, cap=50.0)
+GPT_OSS_120B = Model("gpt-oss 120B", torch.bfloat16, 64, 8, 64, 2880, 2880, 128, is_gpt_oss=True)
+DEEPSEEK_V3 = Model(
+    "DeepSeek V3",
+    torch.bfloat16,
+    128,
+    1,
+    576,
+    7168,
+    2048,
+    latent=LatentShape(512, 64, 128, 128, 1536),
+)
 # Numbers that are no powers of two, few KV heads, and products in float32.
 UNEVEN = Model("uneven", torch.float32, 15, 3, 80, 1200, 700, 100, has_qk_norm=True)
+UNEVEN_LATENT = Model(
+    "uneven latent", torch.float32, 5, 1, 94, 1200, 700, latent=LatentShape(80, 14, 20, 30, None)
+)
 
 
 def shaped(*sizes: int, dtype: torch.dtype) -> Tensor:
@@ -101,12 +118,38 @@ def launch_layer(model: Model) -> None:
     qkv = shaped(NUM_ROWS, (num_qk + model.num_kv_heads) * dim, dtype=model.dtype)
     rotation = rows.Rotation(angles, angles, norm, 1e-5)
     query = rows.rotate_and_write(qkv, rotation, longs(NUM_ROWS), pool, 1)
-    tables = ints(NUM_ROWS, TABLE_WIDTH)
-    batch = AttentionBatch(ints(NUM_ROWS + 1), ints(NUM_ROWS), tables, longs(NUM_ROWS))
-    TritonAttention().attend(query, LayerKv(pool, 1, dim**-0.5, None, model.cap), batch)
+    sinks = floats(model.num_heads) if model.is_gpt_oss else None
+    window = 128 if model.is_gpt_oss else None
+    TritonAttention().attend(
+        query, LayerKv(pool, 1, dim**-0.5, window, model.cap, sinks), attention_batch()
+    )
     if not model.num_experts:
         gated = rows.silu_mul if model.cap is None else rows.gelu_mul
         gated(shaped(NUM_ROWS, 2 * model.inner_width, dtype=model.dtype))
+
+
+def attention_batch() -> AttentionBatch:
+    tables = ints(NUM_ROWS, TABLE_WIDTH)
+    return AttentionBatch(ints(NUM_ROWS + 1), ints(NUM_ROWS), tables, longs(NUM_ROWS))
+
+
+def launch_latent(model: Model) -> None:
+    """Attention of a layer, and what writes its rows."""
+    shape = model.latent
+    assert shape is not None
+    row_dim, heads, dtype = shape.row_dim, (NUM_ROWS, model.num_heads), model.dtype
+    pool = shaped(4096, 32, 1, 1, BLOCK_SIZE, row_dim, dtype=dtype)
+    queries, out = (
+        shaped(*heads, shape.query_dim, dtype=dtype),
+        shaped(*heads, row_dim, dtype=dtype),
+    )
+    made, norm = shaped(NUM_ROWS, row_dim, dtype=dtype), shaped(shape.rank, dtype=dtype)
+    angles = floats(NUM_ROWS, 1, shape.rope_dim // 2)
+    latent.rotate_and_write(
+        queries, made, norm, shape, (angles, angles), longs(NUM_ROWS), pool, 1, out
+    )
+    kv = LayerKv(pool, 1, row_dim**-0.5, value_dim=shape.rank)
+    TritonAttention().attend(out, kv, attention_batch())
 
 
 def launch_experts(model: Model) -> None:
@@ -116,8 +159,13 @@ def launch_experts(model: Model) -> None:
     gate_up = shaped(num_experts, 2 * inner, hidden, dtype=model.dtype)
     down = shaped(num_experts, hidden, inner, dtype=model.dtype)
     router = Linear(floats(num_experts, hidden), None)
-    layer = Experts(config, router, Linear(gate_up, None), Linear(down, None))
-    mix_experts(shaped(8 * num_experts, hidden, dtype=model.dtype), layer)  # the largest tiles
+    biases = [
+        shaped(num_experts, width, dtype=model.dtype) if model.is_gpt_oss else None
+        for width in (2 * inner, hidden)
+    ]
+    layer = Experts(config, router, Linear(gate_up, biases[0]), Linear(down, biases[1]))
+    x = shaped(8 * num_experts, hidden, dtype=model.dtype)  # the largest tiles
+    mix_experts(x, layer, rows.clamped_mul if model.is_gpt_oss else rows.silu_mul)
 
 
 def launch_adapters(model: Model) -> None:
@@ -168,17 +216,28 @@ _LLAMA = (
     partial(launch_adapters, LLAMA_8B),
 )
 _STATES = partial(launch_states, QWEN3_30B)
+_LATENT = partial(launch_latent, DEEPSEEK_V3)
+_GPT_OSS = (partial(launch_layer, GPT_OSS_120B), partial(launch_experts, GPT_OSS_120B))
 # Compute capability |-> what is launched there.
 SERVED = {
-    80: (*_LLAMA, partial(launch_layer, GEMMA2_9B), partial(launch_experts, QWEN3_30B), _STATES),
+    80: (
+        *_LLAMA,
+        partial(launch_layer, GEMMA2_9B),
+        partial(launch_experts, QWEN3_30B),
+        _STATES,
+        _LATENT,
+    ),
     90: (
         *_LLAMA,
         partial(launch_layer, UNEVEN),
         partial(launch_experts, UNEVEN),
         partial(launch_adapters, UNEVEN),
+        partial(launch_latent, UNEVEN_LATENT),
         _STATES,
+        _LATENT,
+        *_GPT_OSS,
     ),
-    100: (*_LLAMA, partial(launch_experts, QWEN3_30B), _STATES),
+    100: (*_LLAMA, partial(launch_experts, QWEN3_30B), _STATES, _LATENT),
 }
 
 

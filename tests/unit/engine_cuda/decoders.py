@@ -12,6 +12,7 @@ from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.model_runner import ModelRunner
 from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.models.decoder import Decoder
+from pdserve.engine.models.latent import LATENT_NORMS
 from pdserve.engine.models.parameters import DecoderWeights, LayerWeights, allocate_weights
 from pdserve.kv import KvDtype
 from tests.plans import plan_in
@@ -37,12 +38,16 @@ def _tensors(part: object) -> Iterator[Tensor]:
         for item in part:
             yield from _tensors(item)
     elif isinstance(part, LayerWeights):
-        norms, mixer = part.norms, part.mixer  # in the order of their use
+        norms, mixer = part.norms, dict(part.mixer)  # in the order of their use
+        out = mixer.pop("attention_out")
+        of_latent = [norms.get(name) for name in LATENT_NORMS] + [*part.heads.values()]
         attention = [
             norms.get("attention_norm"),
-            mixer["qkv"],
+            *mixer.values(),
             part.qk_norm,
-            mixer["attention_out"],
+            out,
+            norms.get("sinks"),
+            *of_latent,
         ]
         after = [norm for name, norm in norms.items() if name.startswith("after_")]
         yield from _tensors([*attention, norms.get("mlp_norm"), part.mlp, after])

@@ -37,6 +37,19 @@ SHAPES = st.builds(
     block_size=st.integers(1, 32),
     num_layers=st.integers(1, 2),
     dtype=st.sampled_from(GPU_DTYPES),
+    has_sinks=st.booleans(),
+)
+# Of latent attention: all heads have one row a token, the first numbers of which are its value.
+LATENT_SHAPES = st.builds(
+    lambda value_dim, rest, **sizes: Shape(
+        1, head_dim=value_dim + rest, value_dim=value_dim, **sizes
+    ),
+    value_dim=st.sampled_from([8, 52, 64, 70, 130]),
+    rest=st.sampled_from([2, 12, 16, 64]),
+    group_size=st.sampled_from([1, 3, 16, 20]),
+    block_size=st.integers(1, 32),
+    num_layers=st.integers(1, 2),
+    dtype=st.sampled_from(GPU_DTYPES),
 )
 ROWS = st.one_of(st.just(1), st.integers(0, 70))
 BEFORE = st.one_of(st.just(0), st.integers(0, 150), st.sampled_from([63, 255, 256, 600]))
@@ -53,6 +66,24 @@ BEFORE = st.one_of(st.just(0), st.integers(0, 150), st.sampled_from([63, 255, 25
 def test_any_batch_matches_the_reference(shape, requests, window, seed, is_strided) -> None:
     case = make_case(shape, requests, seed, is_strided)
     check_attention(triton_attention(), case, window, shape.num_layers - 1)
+
+
+@settings(max_examples=examples(8))
+@given(
+    shape=LATENT_SHAPES,
+    requests=st.lists(st.tuples(ROWS, BEFORE), min_size=0, max_size=3),
+    seed=st.integers(0, 9),
+)
+def test_any_batch_of_latent_rows_matches_the_reference(shape, requests, seed) -> None:
+    case = make_case(shape, requests, seed)
+    check_attention(triton_attention(), case, None, shape.num_layers - 1)
+
+
+@pytest.mark.parametrize("num_heads", matrix([20, 1], 1))
+def test_heads_of_wide_rows_share_several_programs(num_heads: int) -> None:
+    """As DeepSeek's, which are 576 numbers: no program has all heads of a token."""
+    shape = Shape(1, num_heads, 300, value_dim=280, dtype=torch.bfloat16)
+    check_attention(triton_attention(), make_case(shape, [(1, 30), (3, 9)]), None)
 
 
 @pytest.mark.long
@@ -79,11 +110,19 @@ def rows_of(case: Case, request: int) -> slice:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "window"), matrix([(torch.float32, 40), (torch.bfloat16, None)], 1)
+    ("shape", "window"),
+    matrix(
+        [
+            (Shape(1, 3, 32, block_size=7), 40),
+            (Shape(1, 3, 32, block_size=7, dtype=torch.bfloat16, has_sinks=True), None),
+            (Shape(1, 3, 48, block_size=7, value_dim=36), None),
+        ],
+        1,
+    ),
 )
-def test_a_row_s_bits_are_its_own(dtype: torch.dtype, window: int | None) -> None:
+def test_a_row_s_bits_are_its_own(shape: Shape, window: int | None) -> None:
     """Alone, beside others, and however a chunk of several rows is cut."""
-    case = make_case(Shape(1, 3, 32, block_size=7, dtype=dtype), [(40, 90), (1, 300), (9, 0)])
+    case = make_case(shape, [(40, 90), (1, 300), (9, 0)])
     backend = triton_attention()
     together = attend(backend, case, window)
     for request, cuts in ((0, (0, 13, 15, 40)), (1, (0, 1)), (2, (0, 9))):
@@ -95,7 +134,7 @@ def test_a_row_s_bits_are_its_own(dtype: torch.dtype, window: int | None) -> Non
 
 
 def decode(case: Case, window: int | None = None) -> Tensor:
-    kv = LayerKv(case.kv_pool, 0, case.shape.scale, window)
+    kv = LayerKv(case.kv_pool, 0, case.shape.scale, window, None, case.sinks, case.shape.value_dim)
     return triton_attention().attend_decode(case.query, kv, case.batch)
 
 
@@ -113,9 +152,10 @@ def test_decode_alone_has_the_bits_of_the_mixed_step() -> None:
     assert torch.equal(decode(case, 50), attend(triton_attention(), case, 50))
 
 
-def test_rows_without_context_fill_up_and_give_zeros() -> None:
+@pytest.mark.parametrize("shape", matrix([Shape(has_sinks=True), Shape(1, value_dim=48)], 1))
+def test_rows_without_context_fill_up_and_give_zeros(shape: Shape) -> None:
     """Whatever stands in their block tables: it is not read."""
-    case = make_case(Shape(), [(1, 70), (1, 9)])
+    case = make_case(shape, [(1, 70), (1, 9)])
     filled = replace(
         case,
         query=torch.cat([case.query, torch.full_like(case.query, float("nan"))]),
@@ -176,3 +216,8 @@ def test_batches_and_arguments_that_cannot_be_are_refused() -> None:
         attend(triton_attention(), case, window=0)
     with pytest.raises(ValueError, match="5 rows of 2 requests"):
         decode(case)
+    for sinks in (torch.zeros(3), torch.zeros(4).bfloat16()):
+        with pytest.raises(ValueError, match="of 4 heads, in float32"):
+            attend(triton_attention(), replace(case, sinks=sinks))
+    with pytest.raises(ValueError, match="are no attention"):
+        attend(triton_attention(), replace(case, shape=replace(case.shape, value_dim=48)))

@@ -15,7 +15,7 @@ from tests.matrix import matrix
 
 pytest.importorskip("triton")
 
-WITHIN_S = 300.0
+WITHIN_S = 900.0
 pytestmark = pytest.mark.timeout(WITHIN_S + 10.0)
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +50,7 @@ def compiled(capability: int, only: str, cache: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("capability", "only"), matrix(CASES, 1))
 def test_every_kernel_compiles(capability: int, only: str, tmp_path: Path) -> None:
     found = compiled(capability, only, tmp_path)
-    assert len({kernel["kernel"] for kernel in found}) == (2 if only else 20)
+    assert len({kernel["kernel"] for kernel in found}) == (2 if only else 21)
     for kernel in found:
         assert kernel["spilled_bytes"] == 0, kernel
         assert kernel["shared_bytes"] <= SHARED_BYTES[capability], kernel

@@ -298,6 +298,7 @@ def test_experts_are_compiled_before_the_first_request(
 ) -> None:
     """For whatever number of rows: it alone makes tiles of other sizes."""
     from pdserve.engine.cuda.layers.experts import mix_experts
+    from pdserve.engine.cuda.layers.rows import silu_mul
 
     node = cuda_node(tmp_path, 1, PromptCopies(), "qwen3_moe", has_graphs=False)
     with compilations(monkeypatch) as before:
@@ -306,7 +307,7 @@ def test_experts_are_compiled_before_the_first_request(
     tiles = set()
     for num_rows in (1, 43, 86):  # with 3 of 8 experts each: 1, 17 and 33 places an expert
         with compilations(monkeypatch) as found:
-            mix_experts(torch.ones(num_rows, layer.gate_up.weight.shape[2]), layer)
+            mix_experts(torch.ones(num_rows, layer.gate_up.weight.shape[2]), layer, silu_mul)
         assert found <= before, num_rows
         tiles |= {dict(kept)["BLOCK_M"] for name, kept in found if name == "multiply_experts"}
     assert tiles == {16, 32, 64}

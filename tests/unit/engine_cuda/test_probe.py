@@ -26,6 +26,10 @@ from tests.matrix import matrix
 
 CPU = torch.device("cpu")
 NEEDS = [AttentionNeeds(dtype, 32, windows=(None, 4096)) for dtype in GPU_DTYPES]
+NEEDS += [
+    AttentionNeeds(torch.float32, 32, has_sinks=True),
+    AttentionNeeds(torch.float32, 48, 4, 1, value_dim=36),
+]
 
 
 class Wrong(ReferenceAttention):

@@ -49,6 +49,11 @@ def test_experts(
 
 
 @pytest.mark.parametrize("dtype", matrix(GPU_DTYPES, 1))
+def test_experts_of_gpt_oss(checks, dtype: torch.dtype) -> None:
+    checks.check_experts(9, (5, 3, 40, 24), dtype, CPU, is_gpt_oss=True)
+
+
+@pytest.mark.parametrize("dtype", matrix(GPU_DTYPES, 1))
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 2, 64, 16), (1, 3, 80, 5), (3, 1, 8, 1)])
 def test_rotate_and_write(checks, sizes, has_norm: bool, dtype: torch.dtype) -> None:

@@ -35,6 +35,8 @@ class AttentionNeeds:
     num_kv_heads: int = 2
     windows: tuple[int | None, ...] = (None,)  # of each layer: ModelConfig.sliding_windows
     cap: float | None = None  # of scores; None: there is none
+    has_sinks: bool = False
+    value_dim: int | None = None  # as LayerKv has it
 
     @classmethod
     def of(cls, config: ModelConfig, shard: Shard, dtype: torch.dtype) -> AttentionNeeds:
@@ -47,6 +49,8 @@ class AttentionNeeds:
             own.num_kv_heads,
             own.sliding_windows[layers.start : layers.stop],
             own.arithmetic.attention_cap,
+            own.has_sinks,
+            None if own.latent is None else own.latent.rank,
         )
 
 
@@ -100,6 +104,10 @@ def _module_missing(module: str, remedy: str, capability: tuple[int, int]) -> st
 def _half_precision_only(needs: AttentionNeeds) -> str | None:
     if needs.dtype not in (torch.bfloat16, torch.float16):
         return f"computes in bfloat16 or float16, the model is {needs.dtype}"
+    if needs.value_dim is not None:
+        return "is not asked for latent attention, which the model has"
+    if needs.has_sinks:
+        return "is not asked for sinks, which the model has"
     if needs.head_dim not in _HEAD_DIMS:
         return f"has heads of {sorted(_HEAD_DIMS)}, the model's are of {needs.head_dim}"
     if needs.cap is not None:

@@ -75,7 +75,8 @@ def token_bytes(needs: AttentionNeeds) -> int:
 
 
 def _pool_shape(needs: AttentionNeeds, num_blocks: int, num_layers: int) -> tuple[int, ...]:
-    return (num_blocks, num_layers, 2, needs.num_kv_heads, _BLOCK_SIZE, needs.head_dim)
+    num_planes = 2 if needs.value_dim is None else 1
+    return (num_blocks, num_layers, num_planes, needs.num_kv_heads, _BLOCK_SIZE, needs.head_dim)
 
 
 def _windows(needs: AttentionNeeds) -> list[int | None]:
@@ -109,8 +110,8 @@ class AttentionTrial:
         self._pool = drawn(*_pool_shape(needs, num_blocks, num_layers))
         num_rows = sum(rows for rows, _ in contexts)
         self._query = drawn(num_rows, needs.num_heads, needs.head_dim)
-        self._scale = needs.head_dim**-0.5
-        self._cap = needs.cap
+        self._needs = needs
+        self._sinks = drawn(needs.num_heads).float() if needs.has_sinks else None
 
     def attend(self, attend: Attend, layer: int, sliding_window: int | None) -> Tensor:
         """Return what a function like AttentionBackend.attend computes of a layer."""
@@ -120,9 +121,10 @@ class AttentionTrial:
         self, backend: AttentionBackend, layer: int, sliding_window: int | None
     ) -> Tensor:
         """Return what a backend has put where it was told to; NaN where it has put nothing."""
-        out = torch.full_like(self._query, torch.nan)
-        kv = LayerKv(self._pool, layer, self._scale, sliding_window, self._cap)
-        backend.attend(self._query, kv, self._batch, out)
+        needs = self._needs
+        shape = len(self._query), needs.num_heads, needs.value_dim or needs.head_dim
+        out = torch.full(shape, torch.nan, dtype=needs.dtype, device=self._query.device)
+        backend.attend(self._query, self._kv(layer, sliding_window), self._batch, out)
         return out
 
     def step(self, attend: Attend, windows: Sequence[int | None]) -> None:
@@ -141,8 +143,12 @@ class AttentionTrial:
         batch: AttentionBatch,
         sliding_window: int | None,
     ) -> Tensor:
-        kv = LayerKv(self._pool, layer, self._scale, sliding_window, self._cap)
-        return attend(self._query, kv, batch)
+        return attend(self._query, self._kv(layer, sliding_window), batch)
+
+    def _kv(self, layer: int, sliding_window: int | None) -> LayerKv:
+        needs, scale = self._needs, self._needs.head_dim**-0.5
+        of_heads = needs.cap, self._sinks, needs.value_dim
+        return LayerKv(self._pool, layer, scale, sliding_window, *of_heads)
 
 
 def _batch(contexts: Contexts) -> AttentionBatch:

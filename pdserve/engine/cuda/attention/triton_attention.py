@@ -16,7 +16,12 @@ import triton
 from torch import Tensor
 
 from pdserve.engine.attention.interface import AttentionBatch, LayerKv
-from pdserve.engine.cuda.attention.split_keys import MIN_SPLIT_KEYS, num_splits
+from pdserve.engine.cuda.attention.split_keys import (
+    MIN_SPLIT_KEYS,
+    WIDE,
+    num_splits,
+    tile_heads,
+)
 from pdserve.engine.cuda.attention.triton_kernels import (
     attend_chunks,
     attend_single_rows,
@@ -52,7 +57,7 @@ class TritonAttention:
 
         Lengths and block ids are not checked.
         """
-        call = _Call(query, kv, batch, _empty_like(query) if out is None else out)
+        call = _Call(query, kv, batch, _empty_out(query, kv) if out is None else out)
         if batch is not self._batch:
             self._batch, self._content = batch, _content_of(batch)
         if query.numel() and self._content.has_chunks:
@@ -66,7 +71,7 @@ class TritonAttention:
 
         A request without any context, such as a padding row, gives zeros.
         """
-        call = _Call(query, kv, batch, _empty_like(query))
+        call = _Call(query, kv, batch, _empty_out(query, kv))
         if len(query) != len(batch.context_lens):
             raise ValueError(f"{len(query)} rows of {len(batch.context_lens)} requests")
         if query.numel():
@@ -106,14 +111,18 @@ class _Call:
         query, pool, batch, out = self.query, self.kv.pool, self.batch, self.out
         if query.dtype != pool.dtype or query.dtype not in _DTYPES:
             raise TypeError(f"query is {query.dtype}, the pool {pool.dtype}: both one of {_DTYPES}")
-        if query.ndim != 3 or pool.ndim != 6 or pool.shape[2] != 2:
+        if query.ndim != 3 or pool.ndim != 6 or pool.shape[2] != 1 + (self.kv.value_dim is None):
             raise ValueError(f"shapes {list(query.shape)} and {list(pool.shape)} are no attention")
         if query.shape[1] % pool.shape[3] or query.shape[2] != pool.shape[5]:
             raise ValueError(f"heads {list(query.shape[1:])} do not fit {list(pool.shape[3:])}")
         if not pool.is_contiguous() or query.stride(2) != 1:
             raise ValueError("the pool, and the query's last dimension, must be contiguous")
-        if out.shape != query.shape or out.dtype != query.dtype or not out.is_contiguous():
-            raise ValueError(f"the result is {list(query.shape)}, {query.dtype} and contiguous")
+        shape = *query.shape[:2], self.value_dim
+        if out.shape != shape or out.dtype != query.dtype or not out.is_contiguous():
+            raise ValueError(f"the result is {list(shape)}, {query.dtype} and contiguous")
+        sinks = self.kv.sinks
+        if sinks is not None and (sinks.shape != query.shape[1:2] or sinks.dtype != torch.float32):
+            raise ValueError(f"sinks {list(sinks.shape)} of {query.shape[1]} heads, in float32")
         if not 0 <= self.kv.layer < pool.shape[1]:
             raise ValueError(f"layer {self.kv.layer} of {pool.shape[1]}")
         if self.kv.sliding_window is not None and self.kv.sliding_window < 1:
@@ -136,6 +145,11 @@ class _Call:
         return self.query.shape[1] // self.kv.pool.shape[3]
 
     @property
+    def value_dim(self) -> int:
+        """Numbers of a value, and of a head of the result."""
+        return self.kv.value_dim or self.query.shape[2]
+
+    @property
     def window(self) -> int:
         window = self.kv.sliding_window
         return _NO_WINDOW if window is None else window
@@ -143,7 +157,8 @@ class _Call:
     @property
     def num_keys(self) -> int:
         """Number of keys per tile: what fits into the registers and shared memory of an A100."""
-        wide = self.query.shape[2] * self.query.element_size()
+        rest = self.query.shape[2] - self.value_dim
+        wide = (padded(self.value_dim) + (padded(rest) if rest else 0)) * self.query.element_size()
         return 64 if wide <= 256 else 32 if wide <= 512 else 16
 
     @property
@@ -153,9 +168,16 @@ class _Call:
         As many as heads are wide, if that can be: with fewer, Triton shares out the keys among an
         A100's warps, which then have to meet for every maximum and sum.
         """
-        if self.query.dtype == torch.float32:
+        head_dim = self.query.shape[2]
+        if self.query.dtype == torch.float32 or head_dim > WIDE:
             return 32
-        return 128 if self.query.shape[2] <= 128 else 64
+        return 128 if head_dim <= 128 else 64
+
+    @property
+    def sinks(self) -> dict[str, Any]:
+        """Return the arguments of kernels that sum up weights."""
+        sinks = self.kv.sinks
+        return {"sinks": self.query if sinks is None else sinks, "HAS_SINKS": sinks is not None}
 
     def arguments(self) -> dict[str, Any]:
         """Return the common arguments of the two kernels that read the pool, by name."""
@@ -177,33 +199,39 @@ class _Call:
             "NUM_KV_HEADS": num_kv_heads,
             "GROUP": self.group_size,
             "HEAD_DIM": head_dim,
+            "VALUE_DIM": self.value_dim,
             "BLOCK_SIZE": block_size,
             "BLOCK_N": self.num_keys,
-            "BLOCK_D": padded_head_dim(head_dim),
+            "BLOCK_D": padded(self.value_dim),
+            "BLOCK_REST": padded(head_dim - self.value_dim),
         }
 
 
-def padded_head_dim(head_dim: int) -> int:
-    """Return head_dim padded to a power of two, at least the smallest matrix instruction's size."""
-    return max(16, int(triton.next_power_of_2(head_dim)))
+def padded(size: int) -> int:
+    """Return size padded to a power of two, at least the smallest matrix instruction's."""
+    return max(16, int(triton.next_power_of_2(size)))
 
 
-def _empty_like(query: Tensor) -> Tensor:
-    return torch.empty(query.shape, dtype=query.dtype, device=query.device)
+def _empty_out(query: Tensor, kv: LayerKv) -> Tensor:
+    shape = *query.shape[:2], kv.value_dim or query.shape[2]
+    return torch.empty(shape, dtype=query.dtype, device=query.device)
 
 
 def _launch_chunks(call: _Call) -> None:
     padded_group = int(triton.next_power_of_2(call.group_size))
-    block_q = max(1, call.num_lanes // padded_group)
+    of_tile = min(padded_group, call.num_lanes)
+    block_q = call.num_lanes // of_tile
     num_tiles = len(call.query) // block_q + call.num_requests
-    attend_chunks[(num_tiles * call.kv.pool.shape[3],)](
+    head_tiles = padded_group // of_tile
+    attend_chunks[(num_tiles * call.kv.pool.shape[3] * head_tiles,)](
         out=call.out,
         num_requests=call.num_requests,
-        PADDED_GROUP=padded_group,
+        TILE_HEADS=of_tile,
         BLOCK_Q=block_q,
         enable_fp_fusion=True,
         num_warps=8,
         num_stages=_STAGES,
+        **call.sinks,
         **call.arguments(),
     )
 
@@ -211,19 +239,21 @@ def _launch_chunks(call: _Call) -> None:
 def _launch_single_rows(call: _Call) -> None:
     num_heads, head_dim = call.query.shape[1:]
     num_kv_heads, block_size = call.kv.pool.shape[3:5]
-    splits = num_splits(num_kv_heads)
+    of_tile = tile_heads(call.group_size, head_dim)
+    num_tiles = num_kv_heads * -(-call.group_size // of_tile)
+    splits = num_splits(num_tiles)
     # No row sees more keys than this.
     most_keys = min(call.batch.block_tables.shape[1] * block_size, call.window + call.num_keys)
     used_splits = max(1, min(splits, -(-most_keys // MIN_SPLIT_KEYS)))
     device = call.query.device
     shape = (call.num_requests, num_heads, splits)
-    partial_out = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
+    partial_out = torch.empty((*shape, call.value_dim), dtype=torch.float32, device=device)
     partial_sums = torch.empty((*shape, 2), dtype=torch.float32, device=device)
-    attend_single_rows[(used_splits * num_kv_heads * call.num_requests,)](
+    attend_single_rows[(used_splits * num_tiles * call.num_requests,)](
         partial_out=partial_out,
         partial_sums=partial_sums,
         used_splits=used_splits,
-        BLOCK_M=max(16, int(triton.next_power_of_2(call.group_size))),
+        BLOCK_M=of_tile,
         NUM_SPLITS=splits,
         MIN_SPLIT_KEYS=MIN_SPLIT_KEYS,
         enable_fp_fusion=True,
@@ -238,12 +268,13 @@ def _launch_single_rows(call: _Call) -> None:
         call.batch.query_start,
         call.batch.context_lens,
         call.window,
+        **call.sinks,
         NUM_HEADS=num_heads,
-        HEAD_DIM=head_dim,
+        VALUE_DIM=call.value_dim,
         BLOCK_N=call.num_keys,
-        BLOCK_D=padded_head_dim(head_dim),
+        BLOCK_D=padded(call.value_dim),
         NUM_SPLITS=splits,
         MIN_SPLIT_KEYS=MIN_SPLIT_KEYS,
         enable_fp_fusion=True,
-        num_warps=max(1, splits // 16),
+        num_warps=max(1, splits // 16, splits * padded(call.value_dim) // 4096),
     )

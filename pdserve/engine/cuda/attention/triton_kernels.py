@@ -17,8 +17,11 @@ _OFTEN_OTHERS = ("num_requests", "table_stride", "window", "used_splits")
 
 @triton.jit
 def _attend_keys(
-    query,  # [BLOCK_M, BLOCK_D]
+    queries,  # pointers to the first numbers of the rows' queries: [BLOCK_M]
+    is_lane,  # [BLOCK_M]: whether there is such a row
     positions,  # [BLOCK_M], of the rows in their request
+    peak,  # [BLOCK_M] float32: what the softmax begins with; sum of weights likewise
+    total,
     keys,  # pointer to this head's keys in block 0; values likewise
     values,
     block_table,  # pointer to the request's block ids
@@ -30,26 +33,40 @@ def _attend_keys(
     window,
     HAS_CAP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
 ):
-    """Online softmax over the keys [first_key, end_key): weighted values, peak, sum of weights."""
+    """Online softmax over the keys [first_key, end_key): weighted values, peak, sum of weights.
+
+    With VALUE_DIM < HEAD_DIM the first numbers of a key are its value, and are read once for both.
+    """
     dims = tl.arange(0, BLOCK_D)
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    rest = VALUE_DIM + tl.arange(0, BLOCK_REST)
+    is_query = is_lane[:, None] & (dims < VALUE_DIM)[None, :]
+    query = tl.load(queries[:, None] + dims[None, :], mask=is_query, other=0.0)
+    if VALUE_DIM < HEAD_DIM:
+        is_rest = is_lane[:, None] & (rest < HEAD_DIM)[None, :]
+        query_rest = tl.load(queries[:, None] + rest[None, :], mask=is_rest, other=0.0)
     out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for first in range(first_key, end_key, BLOCK_N):
         at = first + tl.arange(0, BLOCK_N)
         is_key = at < end_key
         block_ids = tl.load(block_table + at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        offsets = block_ids * block_stride + (at % BLOCK_SIZE) * HEAD_DIM
-        offsets = offsets[:, None] + dims[None, :]
+        rows = block_ids * block_stride + (at % BLOCK_SIZE) * HEAD_DIM
+        offsets = rows[:, None] + dims[None, :]
         # Keys outside the range are never read: that memory may hold anything, including NaN.
-        is_there = is_key[:, None] & (dims < HEAD_DIM)[None, :]
+        is_there = is_key[:, None] & (dims < VALUE_DIM)[None, :]
         key = tl.load(keys + offsets, mask=is_there, other=0.0)  # [BLOCK_N, BLOCK_D]
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale_log2
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+        if VALUE_DIM < HEAD_DIM:
+            is_more = is_key[:, None] & (rest < HEAD_DIM)[None, :]
+            more = tl.load(keys + rows[:, None] + rest[None, :], mask=is_more, other=0.0)
+            scores = tl.dot(query_rest, tl.trans(more), scores, input_precision="ieee")
+        scores *= scale_log2
         if HAS_CAP:  # cap * tanh(score / cap); far beyond the cap, exp2 would be infinite
             ratio = scores / cap_log2 * 2.8853900817779268
             ratio = tl.minimum(ratio, 126.0, propagate_nan=tl.PropagateNan.ALL)
@@ -62,7 +79,9 @@ def _attend_keys(
         base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # for fully masked rows
         weights = tl.exp2(scores - base[:, None])
         decay = tl.exp2(peak - base)
-        value = tl.load(values + offsets, mask=is_there, other=0.0)
+        value = key
+        if VALUE_DIM == HEAD_DIM:
+            value = tl.load(values + offsets, mask=is_there, other=0.0)
         total = total * decay + tl.sum(weights, axis=1)
         out = out * decay[:, None]
         out = tl.dot(weights.to(value.dtype), value, out, input_precision="ieee")
@@ -92,7 +111,7 @@ def _request_of_tile(query_start, tile, num_requests, BLOCK_Q: tl.constexpr):
 def attend_chunks(
     query,  # [num_tokens, num_heads, head_dim], strides in elements
     kv_layer,  # pointer to block 0's keys of this layer
-    out,  # [num_tokens, num_heads, head_dim], contiguous
+    out,  # [num_tokens, num_heads, VALUE_DIM], contiguous
     query_start,
     context_lens,
     block_tables,
@@ -104,23 +123,28 @@ def attend_chunks(
     scale_log2,
     cap_log2,
     window,
+    sinks,  # [num_heads] float32
     HAS_CAP: tl.constexpr,  # else cap_log2 is not read
+    HAS_SINKS: tl.constexpr,  # else sinks is not read
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a KV head
-    PADDED_GROUP: tl.constexpr,  # the same, up to a power of two
+    TILE_HEADS: tl.constexpr,  # as many of them as one program has: a power of two
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_Q: tl.constexpr,  # tokens of a tile
     BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # at least VALUE_DIM
+    BLOCK_REST: tl.constexpr,  # at least HEAD_DIM - VALUE_DIM
 ):
-    """One program: a tile of a request's rows and one KV head. Skips requests with one row.
+    """One program: a tile of a request's rows, for heads of a KV head. Skips single rows.
 
     A request's last tiles have the most keys. They start first, of all heads, so that at the end
     there are short ones.
     """
-    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // NUM_KV_HEADS
-    kv_head = tl.program_id(0) % NUM_KV_HEADS
+    HEAD_TILES: tl.constexpr = (GROUP + TILE_HEADS - 1) // TILE_HEADS
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // (NUM_KV_HEADS * HEAD_TILES)
+    kv_head = tl.program_id(0) // HEAD_TILES % NUM_KV_HEADS
     request = _request_of_tile(query_start, tile, num_requests, BLOCK_Q)
     start = tl.load(query_start + request)
     num_rows = tl.load(query_start + request + 1) - start
@@ -130,16 +154,18 @@ def attend_chunks(
     context_len = tl.load(context_lens + request)
     before = context_len - num_rows
 
-    BLOCK_M: tl.constexpr = BLOCK_Q * PADDED_GROUP
+    BLOCK_M: tl.constexpr = BLOCK_Q * TILE_HEADS
     lanes = tl.arange(0, BLOCK_M)
-    rows = first_row + lanes // PADDED_GROUP
-    heads = kv_head * GROUP + lanes % PADDED_GROUP
-    dims = tl.arange(0, BLOCK_D)
-    is_lane = (rows < num_rows) & (lanes % PADDED_GROUP < GROUP)
-    is_there = is_lane[:, None] & (dims < HEAD_DIM)[None, :]
+    rows = first_row + lanes // TILE_HEADS
+    of_group = tl.program_id(0) % HEAD_TILES * TILE_HEADS + lanes % TILE_HEADS
+    heads = kv_head * GROUP + of_group
+    is_lane = (rows < num_rows) & (of_group < GROUP)
     tokens = (start + rows).to(tl.int64)
-    q_offsets = (tokens * token_stride + heads * head_stride)[:, None] + dims[None, :]
-    q = tl.load(query + q_offsets, mask=is_there, other=0.0)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        peak = tl.load(sinks + heads, mask=is_lane, other=0.0) * 1.4426950408889634
+        total += 1.0
 
     first_position = before + first_row
     first_key = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
@@ -147,8 +173,11 @@ def attend_chunks(
     keys = kv_layer + kv_head * BLOCK_SIZE * HEAD_DIM
     values = keys + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
     weighted, _, total = _attend_keys(
-        q,
+        query + tokens * token_stride + heads * head_stride,
+        is_lane,
         before + rows,
+        peak,
+        total,
         keys,
         values,
         block_tables + request.to(tl.int64) * table_stride,
@@ -160,12 +189,16 @@ def attend_chunks(
         window,
         HAS_CAP,
         HEAD_DIM,
+        VALUE_DIM,
         BLOCK_SIZE,
         BLOCK_M,
         BLOCK_N,
         BLOCK_D,
+        BLOCK_REST,
     )
-    out_offsets = (tokens * (NUM_KV_HEADS * GROUP) + heads)[:, None] * HEAD_DIM + dims[None, :]
+    dims = tl.arange(0, BLOCK_D)
+    is_there = is_lane[:, None] & (dims < VALUE_DIM)[None, :]
+    out_offsets = (tokens * (NUM_KV_HEADS * GROUP) + heads)[:, None] * VALUE_DIM + dims[None, :]
     result = weighted / tl.where(is_lane, total, 1.0)[:, None]
     tl.store(out + out_offsets, result.to(out.dtype.element_ty), mask=is_there)
 
@@ -188,7 +221,7 @@ def _split_keys(
 def attend_single_rows(
     query,  # [num_tokens, num_heads, head_dim], strides in elements
     kv_layer,
-    partial_out,  # [num_requests, num_heads, NUM_SPLITS, head_dim] float32
+    partial_out,  # [num_requests, num_heads, NUM_SPLITS, VALUE_DIM] float32
     partial_sums,  # [num_requests, num_heads, NUM_SPLITS, 2] float32: peak, sum of weights
     query_start,
     context_lens,
@@ -205,38 +238,41 @@ def attend_single_rows(
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # at least GROUP
+    BLOCK_M: tl.constexpr,  # heads of a KV head that one program has
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     MIN_SPLIT_KEYS: tl.constexpr,
 ):
-    """One program: one split of the keys of a request with one row, for one KV head.
+    """One program: one split of the keys of a request with one row, for heads of a KV head.
 
     The splits of a request are side by side: so programs that find no keys run beside others that
     do, and not all of them at the end, when nobody reads memory.
     """
+    HEAD_TILES: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
     split = tl.program_id(0) % used_splits
-    kv_head = tl.program_id(0) // used_splits % NUM_KV_HEADS
-    request = tl.program_id(0) // used_splits // NUM_KV_HEADS
+    tile = tl.program_id(0) // used_splits % (NUM_KV_HEADS * HEAD_TILES)
+    kv_head = tile // HEAD_TILES
+    request = tl.program_id(0) // used_splits // (NUM_KV_HEADS * HEAD_TILES)
     start = tl.load(query_start + request)
     context_len = tl.load(context_lens + request)
     first_key, num_keys = _split_keys(context_len, window, NUM_SPLITS, MIN_SPLIT_KEYS, BLOCK_N)
     first_key += split * num_keys
     if tl.load(query_start + request + 1) - start != 1 or first_key >= context_len:
         return
-    lanes = tl.arange(0, BLOCK_M)
-    heads = kv_head * GROUP + lanes
-    dims = tl.arange(0, BLOCK_D)
-    is_there = (lanes < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    q_offsets = start.to(tl.int64) * token_stride + heads[:, None] * head_stride + dims[None, :]
-    q = tl.load(query + q_offsets, mask=is_there, other=0.0)
+    of_group = tile % HEAD_TILES * BLOCK_M + tl.arange(0, BLOCK_M)
+    heads, is_lane = kv_head * GROUP + of_group, of_group < GROUP
     keys = kv_layer + kv_head * BLOCK_SIZE * HEAD_DIM
     values = keys + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
     weighted, peak, total = _attend_keys(
-        q,
+        query + start.to(tl.int64) * token_stride + heads * head_stride,
+        is_lane,
         tl.zeros([BLOCK_M], tl.int32) + (context_len - 1),
+        tl.full([BLOCK_M], float("-inf"), tl.float32),
+        tl.zeros([BLOCK_M], tl.float32),
         keys,
         values,
         block_tables + request.to(tl.int64) * table_stride,
@@ -248,27 +284,33 @@ def attend_single_rows(
         window,
         HAS_CAP,
         HEAD_DIM,
+        VALUE_DIM,
         BLOCK_SIZE,
         BLOCK_M,
         BLOCK_N,
         BLOCK_D,
+        BLOCK_REST,
     )
     partials = (request.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * NUM_SPLITS + split
-    tl.store(partial_out + partials[:, None] * HEAD_DIM + dims[None, :], weighted, mask=is_there)
-    tl.store(partial_sums + partials * 2, peak, mask=lanes < GROUP)
-    tl.store(partial_sums + partials * 2 + 1, total, mask=lanes < GROUP)
+    dims = tl.arange(0, BLOCK_D)
+    is_there = is_lane[:, None] & (dims < VALUE_DIM)[None, :]
+    tl.store(partial_out + partials[:, None] * VALUE_DIM + dims[None, :], weighted, mask=is_there)
+    tl.store(partial_sums + partials * 2, peak, mask=is_lane)
+    tl.store(partial_sums + partials * 2 + 1, total, mask=is_lane)
 
 
 @triton.jit
 def merge_splits(
     partial_out,
     partial_sums,
-    out,  # [num_tokens, num_heads, head_dim], contiguous
+    out,  # [num_tokens, num_heads, VALUE_DIM], contiguous
     query_start,
     context_lens,
     window,
+    sinks,  # [num_heads] float32
+    HAS_SINKS: tl.constexpr,  # else sinks is not read
     NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,  # as of attend_single_rows
     BLOCK_D: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
@@ -288,13 +330,19 @@ def merge_splits(
     partials = (request.to(tl.int64) * NUM_HEADS + head) * NUM_SPLITS + splits
     peaks = tl.load(partial_sums + partials * 2, mask=is_split, other=float("-inf"))
     totals = tl.load(partial_sums + partials * 2 + 1, mask=is_split, other=0.0)
-    is_there = is_split[:, None] & (dims < HEAD_DIM)[None, :]
-    offsets = partials[:, None] * HEAD_DIM + dims[None, :]
+    is_there = is_split[:, None] & (dims < VALUE_DIM)[None, :]
+    offsets = partials[:, None] * VALUE_DIM + dims[None, :]
     weighted = tl.load(partial_out + offsets, mask=is_there, other=0.0)
     peak = tl.max(peaks, axis=0)
+    sink = peak
+    if HAS_SINKS:
+        sink = tl.load(sinks + head) * 1.4426950408889634
+        peak = tl.maximum(peak, sink)
     weights = tl.exp2(peaks - tl.where(peak == float("-inf"), 0.0, peak))
     total = tl.sum(totals * weights, axis=0)
+    if HAS_SINKS:
+        total += tl.exp2(sink - peak)
     result = tl.sum(weighted * weights[:, None], axis=0)
     result = tl.where(context_len > 0, result / tl.where(context_len > 0, total, 1.0), 0.0)
-    row = (start.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
-    tl.store(out + row + dims, result.to(out.dtype.element_ty), mask=dims < HEAD_DIM)
+    row = (start.to(tl.int64) * NUM_HEADS + head) * VALUE_DIM
+    tl.store(out + row + dims, result.to(out.dtype.element_ty), mask=dims < VALUE_DIM)

@@ -43,7 +43,7 @@ class Buffers:
     slots: Tensor  # [num_rows] int64; -1 for a row that fills up
     stream: ResidualStream
     query: Tensor  # [num_rows, num_heads, head_dim], of one layer after the other
-    attended: Tensor  # like query
+    attended: Tensor  # [num_rows, num_heads, numbers of a value], likewise
 
     @classmethod
     def of(
@@ -58,15 +58,16 @@ class Buffers:
             return zeros(dtype=torch.int64)
 
         def angles() -> Angles:
-            half = own.head_dim // 2
+            half = own.rope_dim // 2
             return zeros(1, half, dtype=torch.float32), zeros(1, half, dtype=torch.float32)
 
-        def heads() -> Tensor:
-            return zeros(own.num_heads, own.head_dim, dtype=dtype)
+        def heads(size: int) -> Tensor:
+            return zeros(own.num_heads, size, dtype=dtype)
 
         residual = zeros(own.hidden_size, dtype=torch.float32)
         stream = ResidualStream(residual, [angles() for _ in set(own.ropes)])
-        return cls(numbers(), numbers(), numbers() - 1, stream, heads(), heads())
+        query, attended = heads(own.head_dim), heads(own.value_dim)
+        return cls(numbers(), numbers(), numbers() - 1, stream, query, attended)
 
     def first(self, num_rows: int) -> Buffers:
         """Return the first rows of them."""

@@ -83,13 +83,13 @@ class DeviceAdapters:
         """Put an adapter on the GPU; return it with what it does to the vocabulary there.
 
         Raises:
-            AdapterRefused: it adapts single experts.
+            AdapterRefused: it adapts single experts, or heads of latent attention.
         """
-        own = {part.name for layer in self._plan.layers for part in _parts_of_experts(layer)}
+        own = {part.name for layer in self._plan.layers for part in _parts_of_stacks(layer)}
         if adapted := sorted(own & adapter.parts.keys()):
             raise AdapterRefused(
-                f"{adapted[0]}: experts are not adapted on GPUs, attention, routers and shared "
-                "experts are; serve it on CPU nodes"
+                f"{adapted[0]}: experts, and heads of latent attention, are not adapted on GPUs, "
+                "what else attention has, routers and shared experts are; serve it on CPU nodes"
             )
         made = list(map(partial(self._addition, adapter), self._matrices, self._linears))
         free = set(range(len(self._slots) + 1)) - {*self._slots.values()}
@@ -299,7 +299,7 @@ def add_low_rank(
     )
 
 
-def _parts_of_experts(layer: LayerPlan) -> Iterator[Part]:
-    for expert in layer.mlp.experts:
-        for matrix in expert.values():
+def _parts_of_stacks(layer: LayerPlan) -> Iterator[Part]:
+    for each in (*layer.mlp.experts, *layer.heads):
+        for matrix in each.values():
             yield from matrix.parts

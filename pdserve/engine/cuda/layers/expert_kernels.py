@@ -12,12 +12,14 @@ def multiply_experts(
     weights,  # [num_experts, num_out, num_in]
     order,  # [num_places] int64: row * NUM_CHOSEN + which of its experts; sorted by expert
     starts,  # [num_experts + 1] int64: where the places of each expert begin
+    bias,  # [num_experts, num_out]
     out,  # [num_places, num_out]
     NUM_EXPERTS: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     NUM_OUT: tl.constexpr,
     NUM_IN: tl.constexpr,
     IS_IN_PLACE: tl.constexpr,  # x has a row for each place
+    HAS_BIAS: tl.constexpr,  # else bias is not read
     BLOCK_M: tl.constexpr,  # places
     BLOCK_N: tl.constexpr,  # outputs
     BLOCK_K: tl.constexpr,  # inputs
@@ -57,6 +59,9 @@ def multiply_experts(
                 other=0.0,
             )
             total = tl.dot(some_x, some_weights, total, input_precision="ieee")
+        if HAS_BIAS:
+            added = tl.load(bias + expert * NUM_OUT + columns, mask=is_column, other=0.0)
+            total += added.to(tl.float32)[None, :]
         tl.store(
             out + places[:, None] * NUM_OUT + columns[None, :],
             total.to(out.dtype.element_ty),

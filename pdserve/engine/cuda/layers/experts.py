@@ -14,8 +14,8 @@ import triton
 from torch import Tensor
 
 from pdserve.engine.cuda.layers.expert_kernels import add_up_experts, multiply_experts
-from pdserve.engine.cuda.layers.rows import silu_mul
 from pdserve.engine.experts import Experts, choose_experts
+from pdserve.engine.layers import Gated, Linear
 
 _TILES: Final = (16, 32, 64)  # numbers of rows, ascending; tensor cores compute their products
 _BLOCK: Final = 1024
@@ -31,12 +31,13 @@ class _Places:
     num_chosen: int
 
 
-def mix_experts(x: Tensor, layer: Experts) -> Tensor:
+def mix_experts(x: Tensor, layer: Experts, gated: Gated) -> Tensor:
     """Return the weighted sums of what its experts make of each row, a shared one too.
 
     Args:
         x: [num_rows, hidden_size], contiguous, of the dtype of the experts.
         layer: the experts.
+        gated: their activation, one of `rows.GATED`.
 
     Returns:
         [num_rows, hidden_size] float32, contiguous.
@@ -46,16 +47,17 @@ def mix_experts(x: Tensor, layer: Experts) -> Tensor:
         raise ValueError(f"rows of shape {list(x.shape)} for experts {list(weights.shape)}")
     if x.dtype != weights.dtype:
         raise TypeError(f"rows of {x.dtype} for experts of {weights.dtype}")
-    mixed = _mixed(x, layer, _tile_of(len(x) * layer.config.num_chosen, layer.config.num_experts))
-    return mixed if layer.shared is None else mixed.add_(layer.shared(x, silu_mul))
+    tile = _tile_of(len(x) * layer.config.num_chosen, layer.config.num_experts)
+    mixed = _mixed(x, layer, gated, tile)
+    return mixed if layer.shared is None else mixed.add_(layer.shared(x, gated))
 
 
-def warm_up(layer: Experts) -> None:
+def warm_up(layer: Experts, gated: Gated) -> None:
     """Launch every kernel for all tiles, so that no request waits for a compiler."""
     weights = layer.gate_up.weight
     x = torch.zeros((1, weights.shape[2]), dtype=weights.dtype, device=weights.device)
     for tile in _TILES:
-        _mixed(x, layer, tile)
+        _mixed(x, layer, gated, tile)
 
 
 def _tile_of(num_places: int, num_experts: int) -> int:
@@ -64,11 +66,11 @@ def _tile_of(num_places: int, num_experts: int) -> int:
     return next((tile for tile in _TILES if tile >= mean), _TILES[-1])
 
 
-def _mixed(x: Tensor, layer: Experts, tile: int) -> Tensor:
+def _mixed(x: Tensor, layer: Experts, gated: Gated, tile: int) -> Tensor:
     routing = choose_experts(x, layer.router, layer.config, layer.score_bias)
     places = _sorted(routing.experts, layer.config.num_experts)
-    inner = silu_mul(_product(x, layer.gate_up.weight, places, tile, x.dtype, is_in_place=False))
-    made = _product(inner, layer.down.weight, places, tile, torch.float32, is_in_place=True)
+    inner = gated(_product(x, layer.gate_up, places, tile, x.dtype, is_in_place=False))
+    made = _product(inner, layer.down, places, tile, torch.float32, is_in_place=True)
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
     if len(x):
         add_up_experts[(len(x), -(-x.shape[1] // _BLOCK))](
@@ -95,7 +97,7 @@ def _sorted(chosen: Tensor, num_experts: int) -> _Places:
 
 def _product(
     x: Tensor,
-    weights: Tensor,
+    stack: Linear,
     places: _Places,
     tile: int,
     dtype: torch.dtype,
@@ -106,7 +108,7 @@ def _product(
 
     Args:
         x: [num_rows, num_in], or with `is_in_place` [num_places, num_in].
-        weights: [num_experts, num_out, num_in].
+        stack: of all experts.
         places: of the rows.
         tile: one of _TILES.
         dtype: of the result.
@@ -115,6 +117,7 @@ def _product(
     Returns:
         [num_places, num_out].
     """
+    weights, bias = stack.weight, stack.bias
     num_experts, num_out, num_in = weights.shape
     num_places = len(places.order)
     out = torch.empty((num_places, num_out), dtype=dtype, device=x.device)
@@ -128,12 +131,14 @@ def _product(
         weights,
         places.order,
         places.starts,
+        weights if bias is None else bias,
         out,
         NUM_EXPERTS=num_experts,
         NUM_CHOSEN=places.num_chosen,
         NUM_OUT=num_out,
         NUM_IN=num_in,
         IS_IN_PLACE=is_in_place,
+        HAS_BIAS=bias is not None,
         BLOCK_M=tile,
         BLOCK_N=block_n,
         BLOCK_K=block_k,

@@ -17,12 +17,14 @@ from torch import Tensor
 from pdserve.engine.adapters.torch_rows import Rows
 from pdserve.engine.attention.interface import Attend, AttentionBatch, LayerKv
 from pdserve.engine.cuda.layers.experts import mix_experts
+from pdserve.engine.cuda.layers.latent import latent_queries, latent_values
 from pdserve.engine.cuda.layers.recurrent import RecurrentLayers
 from pdserve.engine.cuda.layers.rows import GATED, Rotation, add_rms_norm, rotate_and_write
 from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.layers import head_norm, rms_norm
 from pdserve.engine.models.config import ModelConfig
+from pdserve.engine.models.latent import LATENT_NORMS
 from pdserve.engine.models.parameters import DecoderWeights
 from pdserve.engine.models.recurrent import STATE_VECTORS
 from pdserve.engine.models.stage_ends import Finals, StageEnds
@@ -31,7 +33,7 @@ from pdserve.engine.rope import Angles, LayerRopes
 from pdserve.engine.steps.batch import Batch, StateTables, WantedStates
 from pdserve.engine.steps.worst import LEAST_PART
 
-NORMS: Final = ("attention_norm", "after_attention_norm", "mlp_norm", "after_mlp_norm")
+NORMS: Final = ("attention_norm", "sinks", "after_attention_norm", "mlp_norm", "after_mlp_norm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +88,13 @@ class Forward:
         ranks: Collectives = ALONE,
         least_part: int = LEAST_PART,
     ) -> None:
-        """Raises ModelError: the model has norms, or arithmetic, of which this decoder has none."""
+        """Raises ModelError: layers have norms of which this decoder has none."""
         recurrent = config.recurrent
-        weights.expect_norms(*NORMS, *(() if recurrent is None else STATE_VECTORS))
+        latent = () if config.latent is None else LATENT_NORMS
+        weights.expect_norms(*NORMS, *latent, *(() if recurrent is None else STATE_VECTORS))
         self._recurrent = None
         if recurrent is not None:
             self._recurrent = RecurrentLayers(recurrent, config.rms_norm_eps, weights.layers)
-        known = ["attention_scale", "attention_cap", "logit_scale", "logit_cap"]
-        known += ["embedding_scale", "residual_scale"]
-        known += ["centres_norms", "norms_heads_together", "is_parallel"]
-        config.arithmetic.expect(*known, *([] if config.experts else ["activation"]))
         self._gated = GATED[config.arithmetic.activation]
         self.ranks = ranks
         self.own = ranks.shard.of(config)  # what this rank has of the model
@@ -105,7 +104,7 @@ class Forward:
         self.num_layers = len(layers)  # of this stage
         self.first_layer = layers.start
         self._windows = config.sliding_windows[layers.start : layers.stop]
-        self._ropes = LayerRopes(config.ropes, config.head_dim, weights.embedding.device)
+        self._ropes = LayerRopes(config.ropes, config.rope_dim, weights.embedding.device)
         self._layer_ropes = self._ropes.of_layers[layers.start : layers.stop]
         with_kv = set(config.kv_layers)
         # Of each layer, how many before it have KV: where it is in the stage's part of the pool.
@@ -177,8 +176,13 @@ class Forward:
         Returns:
             [num_rows, num_heads, head_dim], the layer's queries, in `out` if that is given.
         """
-        qkv = self._products("qkv", layer, stream, delta)
-        return self._rotated(layer, stream, qkv, slots, kv_pool, out)
+        if self.own.latent is None:
+            qkv = self._products("qkv", layer, stream, delta)
+            return self._rotated(layer, stream, qkv, slots, kv_pool, out)
+        weights, angles = self._weights.layers[layer], stream.angles[self._layer_ropes[layer]]
+        normed = self._normed(stream.residual, delta, weights.norms.get("attention_norm"))
+        there = slots, kv_pool, self._places[layer], out
+        return latent_queries(weights, self.own.latent, normed, angles, *there)
 
     def _has_state(self, layer: int) -> bool:
         """Whether a layer has a state in place of KV."""
@@ -251,13 +255,18 @@ class Forward:
 
     def kv(self, layer: int, kv_pool: Tensor) -> LayerKv:
         """Return what a layer's queries attend to."""
-        scale, cap = self.own.attention_scale, self.own.arithmetic.attention_cap
-        return LayerKv(kv_pool, self._places[layer], scale, self._windows[layer], cap)
+        own, sinks = self.own, self._weights.layers[layer].norms.get("sinks")
+        of_scores = own.attention_scale, self._windows[layer], own.arithmetic.attention_cap
+        value_dim = None if own.latent is None else own.latent.rank
+        return LayerKv(kv_pool, self._places[layer], *of_scores, sinks, value_dim)
 
     def attention_out(self, layer: int, attended: Tensor) -> Tensor:
         """Return what a layer's attention adds to the residual: [num_rows, hidden_size]."""
-        out = self._weights.layers[layer].mixer["attention_out"]
-        return self._after(layer, "after_attention_norm", out(attended.flatten(1)))
+        weights = self._weights.layers[layer]
+        if self.own.latent is not None:
+            attended = latent_values(weights, attended)
+        made = weights.mixer["attention_out"](attended.flatten(1))
+        return self._after(layer, "after_attention_norm", made)
 
     def mlp(self, layer: int, stream: ResidualStream, delta: Tensor) -> Tensor:
         """Add the delta to the residual; return what the layer's MLP or experts will add to it."""
@@ -265,8 +274,8 @@ class Forward:
         is_parallel = self.own.arithmetic.is_parallel
         norm = weights.norms.get("attention_norm" if is_parallel else "mlp_norm")
         normed = self._normed(stream.residual, None if is_parallel else delta, norm)
-        mlp = weights.mlp
-        made = mix_experts(normed, mlp) if isinstance(mlp, Experts) else mlp(normed, self._gated)
+        mlp, gated = weights.mlp, self._gated
+        made = mix_experts(normed, mlp, gated) if isinstance(mlp, Experts) else mlp(normed, gated)
         made = self._after(layer, "after_mlp_norm", made)
         return made + delta if is_parallel else made
 

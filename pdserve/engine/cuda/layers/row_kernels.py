@@ -35,7 +35,7 @@ def add_rms_norm_rows(
 def activate_and_multiply_rows(
     gate_up,  # [num_rows, 2 * size]
     out,  # [num_rows, size]
-    IS_GELU: tl.constexpr,  # by tanh; else SiLU
+    ACTIVATION: tl.constexpr,  # as Activation
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -46,7 +46,11 @@ def activate_and_multiply_rows(
     gate = tl.load(gate_up + row * 2 * SIZE + at, mask=is_there, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * SIZE + SIZE + at, mask=is_there, other=0.0).to(tl.float32)
     angle = gate
-    if IS_GELU:
+    if ACTIVATION == "clamped":
+        gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -7.0, 7.0, propagate_nan=tl.PropagateNan.ALL) + 1.0
+        angle = 1.702 * gate
+    if ACTIVATION == "gelu_tanh":
         # Beyond 9 it is the gate or 0; exp would be infinite.
         near = tl.minimum(tl.maximum(gate, -9.0), 9.0)
         angle = 1.5957691216057308 * (near + 0.044715 * near * near * near)

@@ -82,18 +82,27 @@ def add_rms_norm(
 
 def silu_mul(rows: Tensor) -> Tensor:
     """Return silu(gate) * up: [num_rows, 2 * size] -> [num_rows, size], both contiguous."""
-    return _activated(rows, is_gelu=False)
+    return _activated(rows, Activation.SILU)
 
 
 def gelu_mul(rows: Tensor) -> Tensor:
     """Return gelu(gate) * up, by tanh: [num_rows, 2 * size] -> [num_rows, size], likewise."""
-    return _activated(rows, is_gelu=True)
+    return _activated(rows, Activation.GELU_TANH)
 
 
-GATED: Final = {Activation.SILU: silu_mul, Activation.GELU_TANH: gelu_mul}
+def clamped_mul(rows: Tensor) -> Tensor:
+    """Return what gpt-oss makes of both (`gated_clamped`): likewise."""
+    return _activated(rows, Activation.CLAMPED)
 
 
-def _activated(rows: Tensor, *, is_gelu: bool) -> Tensor:
+GATED: Final = {
+    Activation.SILU: silu_mul,
+    Activation.GELU_TANH: gelu_mul,
+    Activation.CLAMPED: clamped_mul,
+}
+
+
+def _activated(rows: Tensor, activation: Activation) -> Tensor:
     num_rows, double = rows.shape
     if double % 2 or not rows.is_contiguous():
         raise ValueError(f"gate and up of shape {list(rows.shape)}: contiguous, and of one size")
@@ -104,7 +113,7 @@ def _activated(rows: Tensor, *, is_gelu: bool) -> Tensor:
         activate_and_multiply_rows[grid](
             rows,
             out,
-            IS_GELU=is_gelu,
+            ACTIVATION=activation.value,
             SIZE=size,
             BLOCK=_GATED_BLOCK,
             enable_fp_fusion=True,
@@ -135,7 +144,7 @@ def rotate_and_write(
     Returns:
         The queries: [num_tokens, num_heads, head_dim], contiguous.
     """
-    _check_pool(kv_pool, layer, slot_mapping, len(qkv))
+    check_slots(kv_pool, layer, slot_mapping, len(qkv), num_planes=2)
     num_kv_heads, block_size, head_dim = kv_pool.shape[3:]
     num_heads, rest = divmod(qkv.shape[1] - 2 * num_kv_heads * head_dim, head_dim)
     if rest or num_heads < 1 or head_dim % 2:
@@ -232,8 +241,11 @@ def spread_tables(
         )
 
 
-def _check_pool(kv_pool: Tensor, layer: int, slot_mapping: Tensor, num_tokens: int) -> None:
-    if kv_pool.ndim != 6 or kv_pool.shape[2] != 2 or not kv_pool.is_contiguous():
+def check_slots(
+    kv_pool: Tensor, layer: int, slot_mapping: Tensor, num_tokens: int, *, num_planes: int
+) -> None:
+    """Raises TypeError, ValueError: tokens of a layer cannot be written to slots of this pool."""
+    if kv_pool.ndim != 6 or kv_pool.shape[2] != num_planes or not kv_pool.is_contiguous():
         raise ValueError(f"no KV pool: {list(kv_pool.shape)}")
     if not 0 <= layer < kv_pool.shape[1]:
         raise ValueError(f"layer {layer} of {kv_pool.shape[1]}")

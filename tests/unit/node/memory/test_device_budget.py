@@ -10,6 +10,7 @@ import torch
 
 from pdserve.commands.bench.checkpoints.random_checkpoint import config_of
 from pdserve.commands.bench.checkpoints.shapes import SHAPES
+from pdserve.engine.cuda.attention.split_keys import partial_bytes
 from pdserve.engine.models.config import ModelConfig, parse_model_config
 from pdserve.engine.models.families import PRE_NORMS
 from pdserve.engine.models.json_fields import JsonFields
@@ -139,6 +140,11 @@ def test_a_request_has_logits_and_what_its_row_attends_in_parts() -> None:
     """For each head, 16 programs have a float32 result of its width, and two numbers."""
     one, two = (step_bytes(llama_8b(), BF16, LargestStep(1000, number)) for number in (1, 2))
     assert two - one == 128_256 * 4 * 5 + 32 * 16 * (128 + 2) * 4
+
+
+def test_latent_rows_are_attended_in_parts_as_wide_as_values() -> None:
+    """Sixteen heads a program, so that of 128 there are 8 with 16 programs each."""
+    assert partial_bytes(2, 128, 1, 576, 512) == 2 * 128 * 16 * (512 + 2) * 4
 
 
 def test_a_node_knows_its_largest_step() -> None:
