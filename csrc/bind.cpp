@@ -40,6 +40,7 @@ void bind_cpu(nb::module_& m) {
             const Features& features = cpu_features();
 #if defined(__aarch64__)
             result["neon_bf16"] = features.neon_bf16;
+            result["neon_dot"] = features.neon_dot;
             result["neon_i8mm"] = features.neon_i8mm;
 #else
             result["avx2"] = features.avx2;

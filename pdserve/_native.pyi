@@ -21,7 +21,7 @@ from pdserve.engine.plan.forms import WeightForm
 def cpu_features() -> dict[str, bool]:
     """Instruction set extensions: avx2 (with FMA), avx512f (with BW, DQ, VL), avx512_bf16,
     avx512_vnni, amx_bf16 (and the system lets this process use its tiles); on Arm neon_bf16,
-    neon_i8mm."""
+    neon_dot, neon_i8mm."""
 
 def kernel_variants() -> list[str]:
     """The kernel builds this CPU can run, best first; the first is used."""

@@ -17,7 +17,8 @@ namespace {
 
 #if defined(__aarch64__)
 
-// Bits of AT_HWCAP2, by the names that newer system headers give them.
+// Bits of AT_HWCAP and AT_HWCAP2, by the names that newer system headers give them.
+constexpr unsigned long kHwcapAsimddp = 1ul << 20;
 constexpr unsigned long kHwcap2I8mm = 1ul << 13;
 constexpr unsigned long kHwcap2Bf16 = 1ul << 14;
 
@@ -51,7 +52,8 @@ Features read_features() {
     features.amx_bf16 = features.avx512_bf16 && has_amx_bf16() && may_use_tiles();
 #elif defined(__aarch64__)
     const unsigned long hwcap2 = getauxval(AT_HWCAP2);
-    features.neon_i8mm = (hwcap2 & kHwcap2I8mm) != 0;
+    features.neon_dot = (getauxval(AT_HWCAP) & kHwcapAsimddp) != 0;
+    features.neon_i8mm = features.neon_dot && (hwcap2 & kHwcap2I8mm) != 0;
     features.neon_bf16 = (hwcap2 & kHwcap2Bf16) != 0;
 #endif
     return features;
@@ -72,6 +74,7 @@ const char* variant_name(Variant variant) {
         case Variant::kAvx512: return "avx512";
         case Variant::kAvx2: return "avx2";
         case Variant::kNeonBf16: return "neon_bf16";
+        case Variant::kNeonDot: return "neon_dot";
         case Variant::kPortable: break;
     }
 #if defined(__aarch64__)
@@ -88,6 +91,7 @@ bool can_run(Variant variant) {
         case Variant::kAvx512: return cpu_features().avx512f;
         case Variant::kAvx2: return cpu_features().avx2;
         case Variant::kNeonBf16: return cpu_features().neon_bf16;
+        case Variant::kNeonDot: return cpu_features().neon_dot;
         case Variant::kPortable: break;
         case Variant::kAmxEmulated:
 #if defined(__x86_64__)

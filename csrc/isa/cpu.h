@@ -5,11 +5,14 @@ namespace pdserve {
 
 // Best first. Each is the same source compiled for another instruction set, but for kAmx: its
 // products and attention of bfloat16 are sources of their own, and all else is kAvx512Bf16's.
-// kAmxEmulated does the same without AMX, on kPortable, slowly: for tests.
-enum class Variant { kAmx, kAvx512Bf16, kAvx512, kAvx2, kNeonBf16, kPortable, kAmxEmulated };
+// kNeonDot is kPortable, but for products of integers. kAmxEmulated does the same without AMX, on kPortable, slowly: for tests.
+enum class Variant {
+    kAmx, kAvx512Bf16, kAvx512, kAvx2, kNeonBf16, kNeonDot, kPortable, kAmxEmulated
+};
 
 constexpr Variant kVariants[] = {Variant::kAmx, Variant::kAvx512Bf16, Variant::kAvx512,
-    Variant::kAvx2, Variant::kNeonBf16, Variant::kPortable, Variant::kAmxEmulated};
+    Variant::kAvx2, Variant::kNeonBf16, Variant::kNeonDot, Variant::kPortable,
+    Variant::kAmxEmulated};
 
 const char* variant_name(Variant variant);
 bool can_run(Variant variant);
@@ -23,7 +26,8 @@ struct Features {
     bool avx512_vnni = false;
     bool amx_bf16 = false;   // and the OS lets this process use tiles
     bool neon_bf16 = false;  // dot products of pairs of bfloat16
-    bool neon_i8mm = false;  // products of 2 x 8 matrices of int8
+    bool neon_dot = false;   // dot products of 4 int8
+    bool neon_i8mm = false;  // and of uint8 and int8
 };
 
 const Features& cpu_features();  // read once

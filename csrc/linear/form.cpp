@@ -126,6 +126,10 @@ const IntegerKernels& integer_kernels(Variant variant) {
         || variant == Variant::kAvx512;
     if (is_wide && cpu_features().avx512_vnni) return kAvx512VnniIntegerKernels;
     if (is_wide || variant == Variant::kAvx2) return kAvx2IntegerKernels;
+#elif defined(__aarch64__)
+    if (variant != Variant::kPortable && cpu_features().neon_dot) {
+        return cpu_features().neon_i8mm ? kNeonI8mmIntegerKernels : kNeonDotIntegerKernels;
+    }
 #else
     (void)variant;
 #endif

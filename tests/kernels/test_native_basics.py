@@ -91,8 +91,11 @@ def test_features_and_variants_agree() -> None:
     features = _native.cpu_features()
     variants = _native.kernel_variants()
     if platform.machine() == "aarch64":
-        assert set(features) == {"neon_bf16", "neon_i8mm"}
-        assert variants == (["neon_bf16", "neon"] if features["neon_bf16"] else ["neon"])
+        assert set(features) == {"neon_bf16", "neon_dot", "neon_i8mm"}
+        assert variants == [
+            *(name for name in ("neon_bf16", "neon_dot") if features[name]),
+            "neon",
+        ]
         return
     assert set(features) == {"avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16"}
     assert variants[-2:] == ["portable", "amx_emulated"]

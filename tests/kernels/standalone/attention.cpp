@@ -101,14 +101,20 @@ private:
         const int32_t query_start[] = {0, last - first};
         const Step step{1, last - first, query_start, &last, table_.data(), num_blocks_, nullptr};
         const KvFormat format = is_bfloat16_ ? KvFormat::kBFloat16 : KvFormat::kFloat32;
-        const Pool pool{const_cast<uint8_t*>(pool_.row(0)), format, 1,
-            shape_.num_kv_heads, shape_.num_kv_heads, shape_.block_size, shape_.head_dim};
+        const Pool pool{.data = const_cast<uint8_t*>(pool_.row(0)),
+            .format = format,
+            .num_layers = 1,
+            .num_planes = 2,
+            .pool_heads = shape_.num_kv_heads,
+            .num_kv_heads = shape_.num_kv_heads,
+            .block_size = shape_.block_size,
+            .head_dim = shape_.head_dim};
         Matrix out(is_bfloat16_, last - first, query_.num_columns());
         Plan plan;
         plan.make(step, pool, num_heads_, shape_.window);
         const QueryRows query{
             query_.row(first), query_.num_columns(), shape_.head_dim, is_bfloat16_};
-        attend(plan, 0, query, out.row(0), Scoring{scale()}, variant_);
+        attend(plan, step, 0, query, out.row(0), Scoring{scale()}, variant_);
         return out;
     }
 

@@ -89,4 +89,7 @@ inline void expect_same_bits(const Matrix& found, const Matrix& expected, int64_
 int check_products(pdserve::Variant variant);
 int check_attention(pdserve::Variant variant);
 
+// Adds the bits of the results to the digest.
+int check_integers(pdserve::Variant variant, uint64_t& digest);
+
 }  // namespace check

@@ -65,9 +65,15 @@ Packed pack(WeightType type, Shape shape, bool is_gated, bool has_bias) {
         {type, shape.num_out, shape.num_in, is_gated,
             reinterpret_cast<uint8_t*>(packed.weights.data()), packed.scales.data()},
         0);
-    packed.matrix = {type, shape.num_out, shape.num_in, is_gated, packed.weights.data(),
-        type == WeightType::kInt8 ? packed.scales.data() : nullptr,
-        has_bias ? packed.bias.data() : nullptr};
+    packed.matrix = {.type = type,
+        .coding = {},
+        .num_out = shape.num_out,
+        .num_in = shape.num_in,
+        .is_gated = is_gated,
+        .weights = packed.weights.data(),
+        .scales = type == WeightType::kInt8 ? packed.scales.data() : nullptr,
+        .scale_stride = 0,
+        .bias = has_bias ? packed.bias.data() : nullptr};
     for (int64_t o = 0; o < shape.num_out; ++o) {
         float largest = 0.0f;
         for (int64_t k = 0; k < shape.num_in; ++k) {

@@ -13,7 +13,10 @@ int main(int argc, char** argv) {
         if (!only_lists) {
             const int products = check::check_products(variant);
             const int attentions = check::check_attention(variant);
-            std::printf(" %d products and %d attentions are right", products, attentions);
+            uint64_t digest = 14695981039346656037u;
+            const int integers = check::check_integers(variant, digest);
+            std::printf(" %d products and %d attentions are right, %d of integers have the bits %016llx",
+                products, attentions, integers, static_cast<unsigned long long>(digest));
         }
         std::printf("\n");
     }

@@ -16,6 +16,7 @@ namespace {
 constexpr bool kKeepsP = true;
 constexpr int kLowerBytes = kBlockInputs;
 constexpr int kUpperBytes = kBlockInputs;
+constexpr int kLessCodes = 0;  // what is taken from codes before they are multiplied
 
 // Inputs of a block, from i on.
 PDSERVE_INLINE void put_integers(uint8_t* lower, uint8_t* upper, int i, IntLanes p) {
@@ -43,12 +44,55 @@ PDSERVE_INLINE void add_four(IntLanes* sums, const PairLanes* codes, const uint8
     }
 }
 
+#elif defined(__ARM_FEATURE_DOTPROD) || defined(__ARM_FEATURE_MATMUL_INT8)
+
+// As above.
+constexpr bool kKeepsP = true;
+constexpr int kLowerBytes = kBlockInputs;
+constexpr int kUpperBytes = kBlockInputs;
+
+typedef int8_t SignedBytes __attribute__((vector_size(kLanes)));
+
+PDSERVE_INLINE void put_integers(uint8_t* lower, uint8_t* upper, int i, IntLanes p) {
+    store(upper + i, __builtin_convertvector((p + 128) >> 8, SignedBytes));
+    store(lower + i, __builtin_convertvector(p << 24 >> 24, SignedBytes));
+}
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+
+constexpr int kLessCodes = 0;
+
+PDSERVE_INLINE IntLanes dot(IntLanes sum, PairLanes codes, int8x16_t x) {
+    return (IntLanes)vusdotq_s32((int32x4_t)sum, (uint8x16_t)codes, x);
+}
+
+#else
+
+// There are dot products of signed bytes only: codes are less by 128, and so is their zero.
+constexpr int kLessCodes = 128;
+
+PDSERVE_INLINE IntLanes dot(IntLanes sum, PairLanes codes, int8x16_t x) {
+    return (IntLanes)vdotq_s32((int32x4_t)sum, (int8x16_t)(codes ^ 0x80808080u), x);
+}
+
+#endif
+
+template <int kVectors>
+PDSERVE_INLINE void add_four(IntLanes* sums, const PairLanes* codes, const uint8_t* x, int u) {
+    int32_t bits;
+    __builtin_memcpy(&bits, x + 4 * u, sizeof(bits));
+    const auto inputs = (int8x16_t)vdupq_n_s32(bits);
+#pragma GCC unroll 4
+    for (int i = 0; i < kVectors; ++i) sums[i] = dot(sums[i], codes[i], inputs);
+}
+
 #else
 
 // All 16 bits of q: of each 4 inputs, the even ones first, as they are multiplied in pairs.
 constexpr bool kKeepsP = false;
 constexpr int kLowerBytes = 2 * kBlockInputs;
 constexpr int kUpperBytes = 0;
+constexpr int kLessCodes = 0;
 
 PDSERVE_INLINE void put_integers(uint8_t* block, uint8_t*, int first, IntLanes q) {
 #pragma GCC unroll 16

@@ -237,7 +237,7 @@ void quantise_row(
             if ((i + kLanes) % kHalfBlock != 0) return;
             const int32_t sum = sum_of(sums);
             numbers.multipliers[half] = multiplier;
-            numbers.zero_sums[half] = -zero * (kKeepsP ? sum : sum * multiplier);
+            numbers.zero_sums[half] = (kLessCodes - zero) * (kKeepsP ? sum : sum * multiplier);
             numbers.sums[half] = static_cast<float>(sum * multiplier);
             if (half == 0) return;
             numbers.sum = numbers.sums[0] + numbers.sums[1];

@@ -34,7 +34,8 @@ constexpr int kMostP = 127;
 // The numbers of 32 inputs of a row.
 struct BlockNumbers {
     int32_t multipliers[2];  // of 16 inputs each; of 16 bits: 1
-    int32_t zero_sums[2];    // of -zero times what is kept of each input: p or q
+    int32_t zero_sums[2];    // of -zero times what is kept of each input: p or q; zero is less by
+                             // what codes are less by (dot.h)
     float sums[2];           // of q
     float sum;               // of both
     int32_t is_wide;         // has 16 bits
@@ -73,6 +74,8 @@ extern const IntegerTileKernels kAmxEmulatedNestedTileKernels;
 
 extern const IntegerKernels kAvx512VnniIntegerKernels;
 extern const IntegerKernels kAvx2IntegerKernels;
+extern const IntegerKernels kNeonDotIntegerKernels;
+extern const IntegerKernels kNeonI8mmIntegerKernels;
 extern const IntegerKernels kPortableIntegerKernels;
 
 }  // namespace pdserve::linear
