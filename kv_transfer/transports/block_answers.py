@@ -112,7 +112,7 @@ class BlockAnswers:
             return
         try:
             is_answered = self._answer_next()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - raised where the server waits
             woken.set_exception(error)
         else:
             if not is_answered:

@@ -95,17 +95,29 @@ Packed pack(WeightType type, Shape shape, bool is_gated, bool has_bias) {
 
 struct Expected {
     double value;
-    double tolerance;  // a few roundings of the sums
+    double tolerance;  // a few roundings of the sums, and of x where it becomes integers
 };
 
-Expected expected_sum(const Packed& packed, const Matrix& x, int64_t row, int64_t output) {
-    double sum = packed.unpacked_bias[output], magnitude = std::fabs(sum);
+// Products of int8 and bfloat16 are of integers: x is rounded to 127 steps of the largest nearby.
+double rounding_of_x(const Packed& packed, const Matrix& x, int64_t row) {
+    if (packed.matrix.type != WeightType::kInt8 || !x.is_bfloat16()) return 0.0;
+    double largest = 0.0;
     for (int64_t k = 0; k < x.num_columns(); ++k) {
-        const double term = x.at(row, k) * packed.unpacked[output * x.num_columns() + k];
+        largest = std::max(largest, std::fabs(static_cast<double>(x.at(row, k))));
+    }
+    return largest / 254.0;
+}
+
+Expected expected_sum(const Packed& packed, const Matrix& x, int64_t row, int64_t output) {
+    double sum = packed.unpacked_bias[output], magnitude = std::fabs(sum), weights = 0.0;
+    for (int64_t k = 0; k < x.num_columns(); ++k) {
+        const double weight = packed.unpacked[output * x.num_columns() + k];
+        const double term = x.at(row, k) * weight;
         sum += term;
         magnitude += std::fabs(term);
+        weights += std::fabs(weight);
     }
-    return {sum, magnitude * 0x1p-20};
+    return {sum, magnitude * 0x1p-20 + weights * rounding_of_x(packed, x, row)};
 }
 
 Expected expected_gated(const Packed& packed, const Matrix& x, int64_t row, int64_t column) {

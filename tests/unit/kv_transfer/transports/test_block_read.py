@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_transfer.memory import STALE, ExportedPool
-from kv_transfer.ticket import read_ticket
+from kv_transfer.ticket import Ticket, read_ticket
 from kv_transfer.transports.block_answers import BlockAnswers
 from kv_transfer.transports.block_read import BlockRead, planner_of
 from kv_transfer.transports.frames import (
@@ -237,3 +237,21 @@ async def test_an_answer_to_a_slow_puller_ends_with_what_is_true_then(
     statistics = exporter.statistics
     assert (statistics.stale, statistics.pulls_served) == ((1, 0) if is_reused else (0, 2))
     pool.close()
+
+
+async def test_a_fault_of_the_exporter_ends_the_connection(
+    sockets: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not met again and again, as the request can still be read."""
+    ours, theirs = sockets
+    exporter, _ = make_exporter(SOURCE, SMALL)
+    planner, access = planner_of(SMALL, SOURCE), exporter.welcome().access
+    assert planner is not None
+
+    def fail(_sealed: bytes) -> Ticket:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(exporter, "open_ticket", fail)
+    theirs.send(frame_bytes(PullRequest(b"t", 0, 4, 0, 2, 0, 2)))
+    with pytest.raises(RuntimeError, match="a fault"):
+        await BlockAnswers(ours, access, exporter, planner, 5.0).until_other(5.0)
