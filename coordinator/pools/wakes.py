@@ -10,13 +10,15 @@ anew. That costs whoever it served before, so one node is moved at a time and po
     cost   requests that run on the node, or wait for its model if that would be asleep.
 
 A node is taken from the model where it costs least, if the gain is larger; never below a model's
-`min`, and not before it was awake for MIN_AWAKE_S. Of a node with several places, a model has one.
-Of several coordinators one leads, and knows who waits for it alone. So each of the others orders,
-too, for those that have waited for longer than a wake of the leader's would have taken.
+`min`, and not before it was awake for MIN_AWAKE_S, or AWAKE_WAKES times as long as the wake takes,
+if that is less. Of a node with several places, a model has one. Of several coordinators one leads,
+and knows who waits for it alone. So each of the others orders, too, for those that have waited for
+longer than a wake of the leader's would have taken.
 
 An order has failed if nothing has come of it in ORDER_S, or the node has come back as another
-model's. It is given again: at once after the first failure, later after longer and longer. No event
-loop, no messages: what there is comes in, orders come out.
+model's. It is given again: at once after the first failure, PAUSE_S after the second, twice as long
+after each further one, MOST_PAUSE_S at most. No event loop, no messages: what there is comes in,
+orders come out.
 """
 
 from __future__ import annotations
@@ -32,9 +34,12 @@ from pdserve.protocol import NodeRole
 from pdserve.settings.config import Mode
 
 MIN_AWAKE_S: Final = 2.0
+AWAKE_WAKES: Final = 4.0
 BUSY_S: Final = 2.0
 ORDER_S: Final = 30.0
 FOLLOW_S: Final = 1.0  # for which who does not lead gives the leader more time than a wake takes
+PAUSE_S: Final = 2.0  # nodes die for other reasons, too, and others may be idle
+MOST_PAUSE_S: Final = 60.0
 LATELY_S: Final = 60.0  # for which a wake counts against the tenants that it was made for
 
 
@@ -163,7 +168,8 @@ class Wakes:
 
     def _is_put_off(self, model: str, now_s: float) -> bool:
         num_failures, failed_s = self._failed.get(model, (0, 0.0))
-        return num_failures > 1 and now_s - failed_s < ORDER_S * (num_failures - 1)
+        pause_s = min(MOST_PAUSE_S, PAUSE_S * 2.0 ** min(num_failures - 2, 10))
+        return num_failures > 1 and now_s - failed_s < pause_s
 
     def _follow(self, models: Sequence[ModelNow], now_s: float) -> None:
         """Note which orders have been carried out, and which have failed."""
@@ -251,7 +257,8 @@ class Wakes:
         if not node.is_ready or node.node_id in self._orders or name not in node.may_become:
             return False
         is_its_own = self._num_staying(model, node.role) <= model.least.get(node.role, 0)
-        return not is_its_own and now_s - self._since_s[node.node_id][1] >= MIN_AWAKE_S
+        least_s = min(MIN_AWAKE_S, AWAKE_WAKES * self.times.expected_s(name))
+        return not is_its_own and now_s - self._since_s[node.node_id][1] >= least_s
 
     def _num_staying(self, model: ModelNow, role: NodeRole) -> int:
         return sum(

@@ -9,10 +9,13 @@ import pytest
 
 from coordinator.pools.wake_times import FIRST_WAKE_S, WakeTimes
 from coordinator.pools.wakes import (
+    AWAKE_WAKES,
     BUSY_S,
     FOLLOW_S,
     MIN_AWAKE_S,
+    MOST_PAUSE_S,
     ORDER_S,
+    PAUSE_S,
     AwakeNode,
     Coming,
     ModelNow,
@@ -63,6 +66,15 @@ def test_a_model_without_nodes_gets_one_that_is_idle() -> None:
     assert wakes.decide(asked, now_s) == [Wake("d1", "b")]
     assert wakes.decide(asked, now_s) == []  # one is coming
     assert wakes.num_ordered == {"b": 1}
+
+
+def test_where_wakes_are_short_a_node_need_not_be_awake_for_long() -> None:
+    nodes = [node("d0")]
+    wakes, _ = known(model("a", nodes), model("b"))
+    wakes.times.learn("b", 0.1)
+    asked = [model("a", nodes), model("b", waiting=waits(1))]
+    assert wakes.decide(asked, 0.99 * AWAKE_WAKES * 0.1) == []
+    assert wakes.decide(asked, AWAKE_WAKES * 0.1) == [Wake("d0", "b")]
 
 
 def test_a_wake_costs_requests_that_run() -> None:
@@ -176,10 +188,14 @@ def test_a_wake_that_fails_is_tried_again_and_then_more_and_more_rarely() -> Non
     assert wakes.decide(asked, now_s + 1) == []
     now_s += 1 + MIN_AWAKE_S
     assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
-    assert wakes.decide(asked, now_s + ORDER_S) == []  # nothing has come of it
-    assert wakes.decide(asked, now_s + 2 * ORDER_S - 1) == []
-    assert wakes.coming("b", now_s + 2 * ORDER_S - 1) is None
-    assert wakes.decide(asked, now_s + 2 * ORDER_S) == [Wake("d0", "b")]
+    for number in range(12):
+        now_s += ORDER_S
+        assert wakes.decide(asked, now_s) == []  # nothing has come of it
+        pause_s = min(MOST_PAUSE_S, PAUSE_S * 2**number)
+        assert wakes.decide(asked, now_s + 0.9 * pause_s) == []
+        assert wakes.coming("b", now_s + 0.9 * pause_s) is None
+        now_s += pause_s
+        assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
 
 
 def test_who_gives_no_orders_learns_from_those_of_others() -> None:
