@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.models.embedding import EmbeddingModel, embedding_model
 from coordinator.models.scoring import ScoringModel, scoring_model
+from coordinator.models.tokenizers import Tokenizers
 from coordinator.text import Tokenizer
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
 from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
@@ -54,13 +55,13 @@ def read_all_model_files(config: CoordinatorConfig) -> list[ModelFiles]:
     if not config.models:
         return [replace(read_model_files(config.checkpoint, config.answers), max_model_len=None)]
     check_alone(config.models, config.checkpoint)
-    found = []
+    found, tokenizers = [], Tokenizers()
     for name, model in read_models(config.models).models.items():
         checkpoint = CheckpointConfig(
             model=model.source, revision=model.revision, served_model_name=name
         )
         try:
-            files = read_model_files(checkpoint, config.answers, model.chat_template)
+            files = read_model_files(checkpoint, config.answers, model.chat_template, tokenizers)
         except PdserveError as error:
             raise type(error)(f"{config.models}: models.{name}: {error.message}") from error
         most = [n for n in (files.max_model_len, model.max_model_len) if n]
@@ -69,11 +70,16 @@ def read_all_model_files(config: CoordinatorConfig) -> list[ModelFiles]:
 
 
 def read_model_files(
-    config: CheckpointConfig, answers: AnswerConfig, chat_template: str = ""
+    config: CheckpointConfig,
+    answers: AnswerConfig,
+    chat_template: str = "",
+    tokenizers: Tokenizers | None = None,
 ) -> ModelFiles:
     """Read the checkpoint's small files; a model of the hub is downloaded without its weights.
 
-    `chat_template`: a file that replaces the checkpoint's own; empty: none does.
+    Args:
+        chat_template: a file that replaces the checkpoint's own; empty: none does.
+        tokenizers: of other models; None: there are none.
 
     Raises:
         PdserveError: the checkpoint cannot be served; says why.
@@ -84,7 +90,7 @@ def read_model_files(
     values = checkpoint.config()
     vocab_size, most = values.get("vocab_size"), values.get("max_position_embeddings")
     num_ids = vocab_size if isinstance(vocab_size, int) else None  # nodes say what is wrong
-    tokenizer = Tokenizer.from_checkpoint(checkpoint.path, num_ids, chat_template)
+    tokenizer = (tokenizers or Tokenizers()).of(checkpoint.path, num_ids, chat_template)
     check_vocabulary(tokenizer, checkpoint)
     embedding = embedding_model(checkpoint, answers.pooling)
     own_name = checkpoint.model_id if config.model else DEMO_MODEL_NAME

@@ -99,6 +99,7 @@ def make_model(
     names: Sequence[str],
     *,
     tool_format: ToolFormat | None = None,
+    grammars: GrammarChecker | None = None,
     embedding: EmbeddingModel | None = None,
     scoring: ScoringModel = NO_SCORES,
     sampling: SamplingDefaults = PLAIN,
@@ -108,7 +109,8 @@ def make_model(
 ) -> Model:
     """Return the model of these names, its own first, that `generator` computes.
 
-    `tool_format`: None: that of its chat template.
+    `tool_format`: None: that of its chat template. `grammars`: those of its tokenizer, which other
+    models may have, too; None: they are this model's.
     """
     if not names:
         raise ValueError("the model needs a name")
@@ -118,7 +120,7 @@ def make_model(
         fingerprint=Fingerprint(names[0]),
         tokenizer=tokenizer,
         tool_format=tool_format or tokenizer.tool_format,
-        grammars=GrammarChecker(GrammarProcess(tokenizer)),
+        grammars=grammars or GrammarChecker(GrammarProcess(tokenizer)),
         embedding=embedding or EmbeddingModel(),
         scoring=scoring,
         generator=generator,

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from coordinator.adapters.life import Adapters
@@ -18,6 +19,8 @@ from coordinator.models.model import Catalog, Model, make_model
 from coordinator.nodes.registry import Member
 from coordinator.pools.wakes import Coming, Wakes, needed_pools
 from coordinator.requests.flow import FlowProcess
+from coordinator.text.grammars import GrammarChecker
+from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.parts import ToolFormat
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Drain, NodeState
@@ -32,6 +35,7 @@ from pdserve.shared.slo import ServiceClasses
 
 log = logging.getLogger(__name__)
 
+_BEGUN: Final = 4  # processes that render chats, of 50 MB each
 _LOOK_S: Final = 0.01  # from a request that waits to a look at who should wake: one for many
 
 
@@ -85,9 +89,13 @@ class ServedModels:
         self._next_look: asyncio.TimerHandle | None = None  # for who has begun to wait
         self._clock = clock
         self._loads = {cluster.name: (0, 0) for cluster in self.clusters}
+        grammars = {
+            tokenizer: GrammarChecker(GrammarProcess(tokenizer))
+            for tokenizer in {files.tokenizer for files in all_files}
+        }
         self.catalog: Final = Catalog(
             [
-                _model(files, cluster, config.answers)
+                _model(files, cluster, config.answers, grammars[files.tokenizer])
                 for files, cluster in zip(all_files, self.clusters, strict=True)
             ],
             _cascades(config.models) if config.models else (),
@@ -169,8 +177,9 @@ class ServedModels:
         self.look()
 
     async def begin(self) -> None:
-        """Start what makes prompts, while nodes are still loading."""
-        await asyncio.gather(*(model.tokenizer.begin() for model in self.catalog))
+        """Start what makes prompts, while nodes are still loading; of most models, when asked."""
+        tokenizers = dict.fromkeys(model.tokenizer for model in self.catalog)
+        await asyncio.gather(*(one.begin() for one in islice(tokenizers, _BEGUN)))
 
     def _is_taken(self, number: int, name: str) -> bool:
         """Whether a name means a model, or an adapter of another model than this one."""
@@ -226,13 +235,16 @@ def _cascades(models: str) -> list[Cascade]:
     return make_cascades(file.cascades, file.external)
 
 
-def _model(files: ModelFiles, cluster: ModelCluster, answers: AnswerConfig) -> Model:
+def _model(
+    files: ModelFiles, cluster: ModelCluster, answers: AnswerConfig, grammars: GrammarChecker
+) -> Model:
     wanted = answers.tool_format
     return make_model(
         cluster.flow,
         files.tokenizer,
         files.names,
         tool_format=None if wanted == "auto" else ToolFormat(wanted),
+        grammars=grammars,
         embedding=files.embedding,
         scoring=files.scoring,
         sampling=files.sampling,

@@ -14,10 +14,10 @@ wrong count.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf
+from mmap import mmap
 
 from pdserve.kv import need
 from pdserve.metrics import CoordinatorMetrics
@@ -27,7 +27,7 @@ from pdserve.shared.clock import Clock
 
 NUM_BLOCKS = 64  # examined at the beginning of each prompt
 PLACE_BITS = 18
-NUM_PLACES = 1 << PLACE_BITS  # for hashes; their memory, 1 MB, is there from the start
+NUM_PLACES = 1 << PLACE_BITS  # for hashes; a page of their 1 MB is there once one is on it
 _PLACE = NUM_PLACES - 1
 _REST = (1 << 32) - 1  # kept of a hash, to tell it from others of its place
 WINDOW_PROMPTS = 512  # per window; statistics cover up to two windows
@@ -59,7 +59,7 @@ class _Recent:
     """
 
     def __init__(self) -> None:
-        self._places = array("I", bytes(4 * NUM_PLACES))
+        self._places = memoryview(mmap(-1, 4 * NUM_PLACES)).cast("I")
 
     def __contains__(self, key: int) -> bool:
         return self._places[key & _PLACE] == key >> PLACE_BITS & _REST

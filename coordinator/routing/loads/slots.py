@@ -15,7 +15,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 class SlotArrays:
     """Base class for state by slot: every array attribute has the slots as its first axis."""
 
-    def __init__(self, capacity: int = 64) -> None:
+    def __init__(self, capacity: int = 16) -> None:
         self.capacity = capacity
 
     def reserve(self, slot: int) -> None:

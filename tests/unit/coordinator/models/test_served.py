@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +54,10 @@ def all_files(tmp_path: Path) -> list[ModelFiles]:
 
 @pytest.fixture
 def served(all_files: list[ModelFiles]) -> ServedModels:
+    return served_from(all_files)
+
+
+def served_from(all_files: list[ModelFiles]) -> ServedModels:
     return ServedModels(
         CoordinatorConfig(max_inflight=7),
         all_files,
@@ -216,3 +222,48 @@ def test_a_chat_template_of_ones_own(tmp_path: Path) -> None:
     template = files.tokenizer.chat_template
     assert template is not None
     assert template.source == "{{ messages[0].content }}!"
+
+
+def test_equal_tokenizers_are_one(tmp_path: Path) -> None:
+    """Its processes are started when chats come, but for the first few."""
+    make_checkpoint(tmp_path / "same", "llama")
+    shutil.copytree(tmp_path / "same", tmp_path / "copy")
+    shutil.copytree(tmp_path / "same", tmp_path / "changed")
+    (tmp_path / "changed/chat_template.jinja").write_text("{{ messages[0].content }}")
+    (tmp_path / "own.jinja").write_text("{{ messages[-1].content }}")
+    file = "".join(
+        f"[models.{name}]\nsource = '{source}'\nchat_template = '{template}'\n"
+        for name, source, template in (
+            ("a", "same", ""),
+            ("b", "copy", ""),
+            ("c", "changed", ""),
+            ("d", "same", "own.jinja"),
+            ("e", "copy", "own.jinja"),
+        )
+    )
+    (tmp_path / "m.toml").write_text(file)
+    found = read_all_model_files(CoordinatorConfig(models=str(tmp_path / "m.toml")))
+    a, b, c, d, e = (served_from(found).catalog.find(name) for name in "abcde")
+    assert a.tokenizer is b.tokenizer
+    assert d.tokenizer is e.tokenizer
+    assert len({a.tokenizer, c.tokenizer, d.tokenizer}) == 3
+    grammars = [model.grammars for model in served_from(found).catalog]
+    assert grammars[0] is grammars[1]
+    assert len({*grammars}) == 3
+
+
+def test_a_registered_model_that_is_not_used_costs_half_a_megabyte(tmp_path: Path) -> None:
+    """A hundred of them: below 50 MB."""
+    make_checkpoint(tmp_path / "same", "llama")
+    num = 12
+    lines = [f"[models.m{number}]\nsource = 'same'\nmin = {{}}\n" for number in range(num)]
+    (tmp_path / "m.toml").write_text("".join(lines))
+    found = read_all_model_files(CoordinatorConfig(models=str(tmp_path / "m.toml")))
+    tracemalloc.start()
+    try:
+        served = served_from(found)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(served.clusters) == num
+    assert num_bytes / num < 0.5e6
