@@ -4,6 +4,7 @@ For users:
 
     serve/        any OpenAI-compatible servers, in turns under the same load
     compare/      goodput of modes, and of other servers, on the same requests
+    models/       requests to models that sleep, and a mix of many
     neighbours/   what one tenant feels of another, who attacks
     chaos/        what calls feel of nodes that are killed, frozen or cut off
 

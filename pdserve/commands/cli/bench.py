@@ -21,6 +21,7 @@ from pdserve.commands.bench.compare.config import CompareConfig
 from pdserve.commands.bench.coordinator.config import CoordinatorBenchConfig
 from pdserve.commands.bench.drafts.config import DraftsBenchConfig
 from pdserve.commands.bench.handoff.config import HandoffBenchConfig
+from pdserve.commands.bench.models.config import ModelsBenchConfig
 from pdserve.commands.bench.neighbours.config import NeighboursConfig
 from pdserve.commands.bench.overhead.config import OverheadConfig
 from pdserve.commands.bench.perf_model.config import PerfModelConfig
@@ -62,6 +63,7 @@ class Bench:
 COMPARISONS: Sequence[Bench] = (
     Bench("serve", "throughput and latency of any OpenAI-compatible servers", ServeBenchConfig),
     Bench("compare", "goodput of modes, and of other servers, on the same requests", CompareConfig),
+    Bench("models", "what requests to sleeping models wait, beside others", ModelsBenchConfig),
     Bench("neighbours", "what one tenant feels of another, who attacks", NeighboursConfig),
     Bench(
         "prediction",

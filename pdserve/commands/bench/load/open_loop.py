@@ -133,7 +133,7 @@ class OpenLoopClient:
     def _body(self, request: TimedRequest, salt: str) -> bytes:
         """Encode a request before the run, since encoding long prompts takes time."""
         return msgspec.json.encode(
-            completion_body(self._model, request.prompt, request.num_output)
+            completion_body(request.model or self._model, request.prompt, request.num_output)
             | ({"prompt": as_text(request.prompt)} if self._sends_text else {})
             | sharing(salt)
             | {

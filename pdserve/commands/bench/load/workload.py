@@ -34,6 +34,7 @@ class TimedRequest:
     num_output: int  # exact number of output tokens
     after: int | None = None  # index of the request whose end it waits for, whatever `at_s` is
     think_s: float = 0.0  # from that end until it is due
+    model: str = ""  # empty: the client's
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,13 +56,13 @@ class Backend:
         return [fill(word) for word in shlex.split(self.command)]
 
 
-def parse_backends(texts: Sequence[str]) -> list[Backend]:
-    """Parse all backends of a comparison.
+def parse_backends(texts: Sequence[str], recipes: Mapping[str, str] = RECIPES) -> list[Backend]:
+    """Parse all backends of a comparison; `recipes` are commands by name, as `RECIPES`.
 
     Raises:
         ConfigError: one cannot be parsed, or two share a name.
     """
-    backends = [parse_backend(text) for text in texts]
+    backends = [parse_backend(text, recipes) for text in texts]
     names = [backend.name for backend in backends]
     if len(set(names)) < len(names):
         raise ConfigError(
@@ -71,7 +71,7 @@ def parse_backends(texts: Sequence[str]) -> list[Backend]:
     return backends
 
 
-def parse_backend(text: str) -> Backend:
+def parse_backend(text: str, recipes: Mapping[str, str] = RECIPES) -> Backend:
     """Parse NAME=URL, NAME=COMMAND, or a recipe.
 
     Raises:
@@ -86,11 +86,11 @@ def parse_backend(text: str) -> Backend:
         return Backend(name, url=given)
     if "{port}" in given:
         command = given
-    elif (recipe := RECIPES.get(name.partition(":")[0])) is not None:
+    elif (recipe := recipes.get(name.partition(":")[0])) is not None:
         command = recipe.replace("{given}", given)
     else:
         raise ConfigError(
-            f'"{text}": must be a URL, a command with {{port}}, or for one of {", ".join(RECIPES)} '
+            f'"{text}": must be a URL, a command with {{port}}, or for one of {", ".join(recipes)} '
             "what its recipe needs"
         )
     try:
