@@ -133,7 +133,8 @@ async def test_a_cascade_is_better_than_chance_and_cheaper_than_its_large_model(
     arms = {name: (float(right), int(share)) for name, right, share in told}
     assert arms["large"][1] == 100
     assert arms["cascade"][1] < 60
-    assert arms["routed"][1] == arms["chance"][1] < 60
+    assert arms["cascade"][1] == arms["chance"][1]
+    assert arms["routed"][1] < 70
     for name in "cascade", "routed":
         assert arms[name][0] >= arms["large"][0] - 4
         assert arms[name][0] >= arms["chance"][0] + 4
