@@ -195,6 +195,7 @@ def test_a_long_prompt_that_is_cached_counts_as_short():
 # ---- the performance model ---------------------------------------------------------------------
 
 
+@pytest.mark.long  # decode steps are corrected by default
 def test_the_right_order_does_not_depend_on_the_machine_being_as_fast_as_it_was_thought_to_be():
     """The steps themselves correct a profile that is wrong by a factor of two."""
     load = mixed_promises(4.8)

@@ -100,6 +100,7 @@ def test_it_is_given_less_within_seconds(role: NodeRole, per_s: float) -> None:
     assert 0 < run.share(SLOW_S + FORGET_S, end_s) < FAIR / SLOWER
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", matrix(NodeRole, 1))
 @pytest.mark.parametrize("per_s", matrix([4.0, 16.0], 1))
 def test_a_slow_spell_is_forgotten(role: NodeRole, per_s: float) -> None:

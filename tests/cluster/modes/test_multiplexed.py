@@ -130,6 +130,7 @@ async def test_a_crowd_that_is_preempted_gets_what_it_gets_on_a_co_located_node(
         assert output.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
+@pytest.mark.long
 async def test_a_prefix_that_a_stream_uses_is_shared(client: Client, colocated: Client) -> None:
     prompt = make_prompt(300, "shared")
     for tail in (0, 1, 20):

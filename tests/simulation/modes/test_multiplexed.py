@@ -186,6 +186,7 @@ def test_what_is_in_front_takes_time_of_a_node_also_where_one_phase_computes_alo
     assert tpots_s[1] == pytest.approx(tpots_s[0] + 0.001 / 4, rel=0.01)
 
 
+@pytest.mark.long
 def test_a_run_can_be_repeated() -> None:
     once, again = (simulated("multiplexed", "conversation", 2.0) for _ in range(2))
     assert once.score == again.score

@@ -37,7 +37,7 @@ def burst(mode: Mode, slower: float) -> Score:
 
 
 @pytest.mark.parametrize("slower", matrix([1.0, 8.0], 1))
-@pytest.mark.parametrize("mode", NODES)
+@pytest.mark.parametrize("mode", matrix(NODES, 2))
 def test_nobody_is_refused_that_could_be_served(mode: Mode, slower: float) -> None:
     score = burst(mode, slower)
     assert score.num_refused == 0

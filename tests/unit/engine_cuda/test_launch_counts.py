@@ -220,6 +220,7 @@ def test_a_layer_of_a_mixed_step_in_pieces(tmp_path: Path, monkeypatch: pytest.M
     assert totals[1] - totals[0] == layer
 
 
+@pytest.mark.long  # test_pieces.py has it by default
 def test_a_mixed_step_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside its layers: what it reads, and the logits of two rows."""
     copies = PromptCopies()

@@ -108,6 +108,7 @@ def test_tokens_are_those_of_one_rank(
     assert [request.output_token_ids for request in requests] == expected
 
 
+@pytest.mark.long
 def test_a_host_keeps_nothing_of_a_node_that_has_ended(checkpoint: Path, host: ForkedHost) -> None:
     def kv() -> set[str]:
         """Inodes of mapped pools. It may have some of this process, from which it was forked."""
@@ -155,7 +156,7 @@ def compute_for_ever(ranked: DeviceRanked) -> NoReturn:
         ranked.node.free += request.block_table
 
 
-@pytest.mark.parametrize("is_computing", [False, True], ids=["idle", "in steps"])
+@pytest.mark.parametrize("is_computing", matrix([True, False], 1), ids=["in steps", "idle"])
 def test_a_killed_host_ends_the_node(checkpoint: Path, is_computing: bool) -> None:
     with (
         later_host(checkpoint) as host,
@@ -180,7 +181,7 @@ def test_a_killed_host_ends_the_node(checkpoint: Path, is_computing: bool) -> No
 WAYS = [((2, 1), (1, 2)), ((1, 1), (2, 1))]
 
 
-@pytest.mark.parametrize(("from_node", "to_node"), WAYS, ids=str)  # ranks, and stages
+@pytest.mark.parametrize(("from_node", "to_node"), matrix(WAYS, 1), ids=str)  # ranks, and stages
 def test_a_request_goes_on_at_a_node_of_other_hosts(
     checkpoint: Path,
     host: ForkedHost,
@@ -314,6 +315,7 @@ def test_a_host_that_refuses_says_why(checkpoint: Path, host: ForkedHost) -> Non
     stream.close()
 
 
+@pytest.mark.long  # a coordinator does by default
 def test_a_host_with_other_weights_refuses(checkpoint: Path, tmp_path: Path) -> None:
     other = make_checkpoint(tmp_path / "other", "qwen3", seed=1)
     with (

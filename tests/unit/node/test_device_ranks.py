@@ -83,6 +83,7 @@ def test_ranks_have_their_shares_of_adapters(divided: tuple[int, int], tmp_path:
             model.take_adapter(adapters[0])
 
 
+@pytest.mark.long
 def test_stages_compute_a_large_step_in_parts(checkpoint: Path, expected: list[list[int]]) -> None:
     requests = requests_of(LENGTHS * 5)
     num_rows = sum(len(request.prompt_token_ids) for request in requests)
@@ -95,7 +96,7 @@ def test_stages_compute_a_large_step_in_parts(checkpoint: Path, expected: list[l
 @pytest.mark.parametrize(
     "divided", matrix([(one,) for one in [(4, 1), (2, 2), (1, 2)]], {((2, 2),)}), ids=str
 )
-@pytest.mark.parametrize("is_computing", [False, True], ids=["idle", "in steps"])
+@pytest.mark.parametrize("is_computing", matrix([True, False], 1), ids=["in steps", "idle"])
 def test_a_killed_rank_ends_the_steps_of_the_others(
     checkpoint: Path, is_computing: bool, divided: tuple[int, int]
 ) -> None:
@@ -137,7 +138,7 @@ async def test_a_rank_that_ends_while_others_load_ends_the_node() -> None:
     never.set()
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [("shm", (16, 16)), ("tcp", (16, 8))])
+@pytest.mark.parametrize(("kind", "sizes"), matrix([("tcp", (16, 8)), ("shm", (16, 16))], 1))
 @pytest.mark.parametrize(
     ("from_node", "to_node"),  # ranks, and stages
     matrix(

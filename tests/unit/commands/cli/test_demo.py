@@ -40,6 +40,7 @@ def test_a_cluster_that_does_not_start_shows_what_its_processes_wrote(fake_comma
     assert "coordinator | the fake coordinator listens" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_deadline_is_for_all_of_it(fake_command):
     config = DemoConfig(checkpoint=CheckpointConfig(model="stuck"), deadline_s=1.0)
     with pytest.raises((DeadlineExceeded, StartFailed), match="1 s"):

@@ -191,6 +191,7 @@ def test_what_is_in_front_is_told_apart_from_the_bus() -> None:
     assert calibrate(seen, "2026-11-26", 0).host.decode_beside_decode > 1.25
 
 
+@pytest.mark.long
 def test_nodes_are_simulated_with_what_they_believe() -> None:
     seen = measured()
     seen.held_out.believed = believed = StepCosts(knot_tokens=[1, 64], knot_s=[0.004, 0.02])

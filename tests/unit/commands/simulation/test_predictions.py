@@ -83,6 +83,7 @@ def test_a_simulation_is_scored_as_a_live_run() -> None:
     assert msgspec.structs.replace(ours, itl_ms=theirs.itl_ms) == theirs
 
 
+@pytest.mark.long  # a life is repeated by default
 def test_the_seed_decides_all() -> None:
     case = QUESTION.case(NOISY, 3)
     once, again, other = (run(rig(), PAIR, case, 2.0, 60, PROMISE, s) for s in (1, 1, 2))
@@ -99,6 +100,7 @@ def test_a_hopeless_rate_is_not_simulated_to_its_end() -> None:
     assert result.score.unfinished > 0
 
 
+@pytest.mark.long
 def test_prompts_of_calls_that_have_no_token_cost_nothing() -> None:
     """Nobody has computed them, or not all of them: tokens would seem too cheap."""
     tally = Tally(PROMISE, {"": 1e9}, lambda: None)

@@ -12,7 +12,7 @@ from tests.unit.coordinator.requests.played_cluster import PlayedCluster
 
 
 @pytest.mark.parametrize("seed", matrix(range(3), 1))
-@pytest.mark.parametrize("mode", ["disaggregated", "colocated", "adaptive"])
+@pytest.mark.parametrize("mode", matrix(["adaptive", "disaggregated", "colocated"], 1))
 async def test_all_books_balance_in_the_end(mode: Mode, seed: int) -> None:
     cluster = PlayedCluster(mode, seed)
     for _ in range(10):

@@ -104,6 +104,7 @@ async def test_what_one_makes_another_shows_and_streams(url: str) -> None:
             await other.responses.retrieve(plain.id, stream=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_streamed", matrix([False, True], 1))
 async def test_what_one_makes_another_cancels(url: str, is_streamed: bool) -> None:
     async with (
@@ -124,6 +125,7 @@ async def test_what_one_makes_another_cancels(url: str, is_streamed: bool) -> No
         assert (await maker.responses.retrieve(response_id)).status == "cancelled"
 
 
+@pytest.mark.long
 async def test_what_one_makes_another_deletes(url: str) -> None:
     async with (
         coordinator(url, waits_for(asyncio.Event())) as (api, maker),

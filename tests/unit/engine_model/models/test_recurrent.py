@@ -67,7 +67,7 @@ MUTANTS: dict[str, Mutant] = {
 
 
 @EACH_DECODER
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", matrix(CASES, 2))
 def test_matches_transformers(
     case: str, kind: DecoderKind, checkpoint_of: Callable[..., Path]
 ) -> None:

@@ -228,6 +228,7 @@ async def test_pulls_in_parallel_validate_each_their_own() -> None:
         np.testing.assert_array_equal(pair.destination.data[odd], pair.source.data[odd])
 
 
+@pytest.mark.long
 @NEEDS_NIXL
 async def test_an_agent_that_has_to_go_is_gone_before_the_failure_is_told() -> None:
     """NIXL stops writing when its agent is destroyed, so nothing may keep it alive."""

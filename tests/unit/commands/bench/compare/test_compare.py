@@ -364,6 +364,7 @@ def test_a_bracket_ends_on_both_sides() -> None:
     assert len(tried(lambda rate: False)[0]) == 5
 
 
+@pytest.mark.long
 async def test_warm_up_is_kept_but_counts_nowhere() -> None:
     world = World(answers={Candidate("disaggregated"): refuses_in("warm-up")})
     modes, _, failures = await world.run()

@@ -164,6 +164,7 @@ async def test_scores_of_prompts_count_for_each_answer(fields: dict[str, Any], p
             assert response.status == 200
 
 
+@pytest.mark.long
 async def test_prompts_of_a_call_share_the_bound() -> None:
     num_tokens = MAX_LOGPROBS // 21 // 4 + 1
     fields: dict[str, Any] = {"logprobs": 20, "echo": True, "max_tokens": 1}
