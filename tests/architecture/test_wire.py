@@ -114,7 +114,7 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("envelope", "struct"), BODIES)
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_every_message_survives_its_envelope(envelope, struct, data):
     message = data.draw(messages(struct))

@@ -24,7 +24,7 @@ from pdserve.engine.native.linear import (
 )
 from pdserve.engine.plan.forms import BFLOAT16, FLOAT16, FLOAT32, FP8, INT8, WeightForm
 from tests.kernels.linear_cases import DTYPES, WEIGHT_FORMS
-from tests.matrix import examples
+from tests.matrix import examples, matrix
 from tests.unpack import unpack
 
 
@@ -34,9 +34,9 @@ def same_memory(a: PackedLinear, b: PackedLinear) -> bool:
 
 
 @pytest.mark.parametrize("form", [FLOAT32, BFLOAT16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", matrix([torch.bfloat16, torch.float32, torch.float16], 1))
 @pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize(("num_out", "num_in"), [(2, 1), (32, 16), (74, 33), (96, 130)])
+@pytest.mark.parametrize(("num_out", "num_in"), matrix([(2, 1), (74, 33), (32, 16), (96, 130)], 2))
 def test_unpacked_is_what_was_packed(
     form: WeightForm, dtype: torch.dtype, is_gated: bool, num_out: int, num_in: int
 ) -> None:

@@ -89,6 +89,7 @@ def test_calls_without_a_promise_wait_and_all_end():
     assert len(score.of_class("batch").served) == len(batch)
 
 
+@pytest.mark.long  # decode steps are corrected by default
 @pytest.mark.parametrize("wrong_by", matrix([2.0, 0.5], 1))
 def test_a_wrong_profile_is_corrected_before_it_costs_much(wrong_by: float):
     """Ratios in load reports correct it. Until then twice or half as many calls are admitted."""

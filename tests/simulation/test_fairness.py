@@ -64,6 +64,7 @@ def test_a_flood_from_below_does_not_reach_the_ones_above(policy: PrefillPolicyN
     assert flooded.attainment > 0.98
 
 
+@pytest.mark.long  # with admission they do by default
 def test_shares_hold_on_the_nodes_alone():
     """No call is refused: Bob's calls queue up, and Alice's do not queue behind them."""
     calm, flooded = alice("edf-slack", 1, 0, False), alice("edf-slack", 4, 0, False)

@@ -78,6 +78,7 @@ def test_affinity_finds_prefixes_without_knowing_of_caches():
     assert shared("prefix-affinity").mean_ttft_s < 0.3 * shared("round-robin").mean_ttft_s
 
 
+@pytest.mark.long  # in test_policies.py of routing it is by default
 def test_affinity_keeps_loads_within_their_bound():
     """Half of all calls begin with the same system prompt."""
     times = poisson(24, 30, seed=1)

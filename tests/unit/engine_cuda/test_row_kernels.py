@@ -41,7 +41,9 @@ def test_silu_mul(checks, shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", matrix(GPU_DTYPES, 1))
 @pytest.mark.parametrize("num_rows", [0, 1, 40])
-@pytest.mark.parametrize("sizes", [(3, 2, 40, 24), (5, 1, 64, 70), (2, 2, 16, 5)])
+@pytest.mark.parametrize(
+    "sizes", matrix([((3, 2, 40, 24),), ((5, 1, 64, 70),), ((2, 2, 16, 5),)], 1)
+)
 def test_experts(
     checks, num_rows: int, sizes: tuple[int, int, int, int], dtype: torch.dtype
 ) -> None:
