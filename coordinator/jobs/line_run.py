@@ -24,6 +24,7 @@ from pdserve.shared.slo import ServiceClasses
 
 _MAX_FAILURES = 3  # of the cluster, after which a line has failed
 _BACKOFF_S = 1.0  # after one
+_MOST_PAUSE_S = 300.0
 _LATER = (429, 503)
 _LATE = 504  # no fault of a line that has only waited
 
@@ -49,13 +50,16 @@ async def run_line(
     endpoint: Endpoint,
     context: ApiContext,
     begun: Callable[[], None],
+    pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
 ) -> LineAnswer:
     """Return the answer to a line; what is no fault of its own is tried again.
 
     `read` returns its body, which is not kept meanwhile. Its call is keyed by the batch and the
-    line: made again, it is the same, and goes on with what nodes still have of it.
+    line: made again, it is the same, and goes on with what nodes still have of it. `pause` waits
+    before it is: ever longer where tiers of a cascade have answered in vain, which costs each time.
     """
     path, num_failures, first_tokens = batch.document.endpoint, 0, asyncio.Event()
+    least_s = _BACKOFF_S
 
     def has_begun() -> None:
         first_tokens.set()
@@ -86,8 +90,10 @@ async def run_line(
         num_failures += reply.status >= 500 and not is_busy
         if not is_busy and (reply.status < 500 or num_failures >= _MAX_FAILURES):
             return _failed(path, reply, trace.request_id)
+        if trace.tiers:
+            least_s = min(2 * least_s, _MOST_PAUSE_S)
         # As any client would: what it was refused for says when to come again, and no more.
-        await asyncio.sleep(float(reply.headers.get("Retry-After", _BACKOFF_S)))
+        await pause(max(least_s, float(reply.headers.get("Retry-After", _BACKOFF_S))))
 
 
 async def _call(
