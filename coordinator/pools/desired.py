@@ -29,6 +29,7 @@ BUSY: Final = 0.8  # load from which on a pool needs more nodes
 SPARE: Final = 0.55  # load below which one node fewer would do
 SUSTAINED_S: Final = 4.0  # for which a pool must be too busy; a flip, which is cheaper, is faster
 IDLE_S: Final = 60.0  # for which a node must be superfluous
+RETURN_S: Final = 20.0  # for which nodes come back to a coordinator that was started again
 GROWTH: Final = 2  # most desired nodes per ready one
 
 # The pools that a mode has nodes in.
@@ -107,7 +108,7 @@ class DesiredNodes:
         self._clock = clock
         self._foresee = foresee
         self._sleep_after_s = sleep_after_s
-        self._last_request_s = clock.now()
+        self._began_s = self._last_request_s = clock.now()
         self._pools: dict[NodeRole, _Pool] = {}
 
     @property
@@ -128,7 +129,8 @@ class DesiredNodes:
                 continue
             pool = self._pools.setdefault(role, _Pool(attached))
             pool.attached = attached
-            pool.desired = max(1, pool.desired)
+            is_new = now_s - self._began_s < RETURN_S
+            pool.desired = max(1, pool.desired, attached if is_new else 0)
             if demand.ready:
                 self._look(pool, demand, self._foresee(role, demand))
             else:  # nothing is known: what there is has to come up

@@ -102,6 +102,22 @@ def test_nobody_is_sent_away_while_something_is_not_known() -> None:
     assert policy.numbers == {D: 3}
 
 
+def test_a_coordinator_that_is_started_again_sends_nobody_away() -> None:
+    """Its nodes come back one after the other; what they are for is not known yet."""
+    clock = ManualClock()
+    policy = DesiredNodes(clock)
+    for ready in [0, 3, 7, *[10] * 100]:
+        policy.tick({P: PoolDemand(ready, 0, lambda n: 2.0 / n)})
+        clock.advance(TICK_S)
+        assert policy.numbers == {P: max(1, ready)}
+    policy.tick({P: PoolDemand(12, 0, lambda n: 2.0 / n)})
+    assert policy.numbers == {P: 10}, "more than are wanted"
+    for _ in range(round(2 * IDLE_S / TICK_S)):
+        policy.tick({P: PoolDemand(10, 0, lambda n: 2.0 / n)})
+        clock.advance(TICK_S)
+    assert 8 <= policy.numbers[P] < 10, "then one at a time, and late"
+
+
 def test_a_pool_without_nodes_wants_one() -> None:
     policy = DesiredNodes(ManualClock())
     assert policy.numbers == {}
