@@ -2,7 +2,7 @@
 
 closed    everybody may ask; MOST_FAILURES in a row open it
 open      nobody may, for FIRST_S, and twice as long after each trial that has failed
-trying    one may ask, and the others wait for what comes of it
+trying    one may ask, and the others wait until its answer begins: then one more failure opens it
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ class Breaker:
             self._trial = attempt
         return attempt
 
+    def began(self, attempt: BreakerAttempt) -> None:
+        """Note that an answer has begun. Its end, which may be far away, is another matter."""
+        if attempt is self._trial:
+            self._trial = None
+            self._num_failures = MOST_FAILURES - 1
+
     def ended(self, attempt: BreakerAttempt, *, worked: bool | None) -> None:
         """Note how one went; None: nobody knows. Those from before it opened tell nothing new."""
         is_open, is_trial = self._num_failures >= MOST_FAILURES, attempt is self._trial
@@ -60,6 +66,11 @@ class BreakerAttempt:
     def __init__(self, breaker: Breaker) -> None:
         self._breaker = breaker
         self._is_over = False
+
+    def began(self) -> None:
+        """Note the beginning of an answer."""
+        if not self._is_over:
+            self._breaker.began(self)
 
     def worked(self) -> None:
         """Note an answer."""

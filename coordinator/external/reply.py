@@ -103,6 +103,7 @@ class Reply:
             async for event in self._events:
                 if event is not None:
                     self._take(event)
+                    self._attempt.began()
                     return
             raise Malformed("its stream has no events")
         except Exception as error:

@@ -284,6 +284,18 @@ async def test_who_fails_again_and_again_is_left_alone() -> None:
             assert response.status == 200
 
 
+async def test_a_long_answer_ends_the_trial_when_it_begins() -> None:
+    long = streams(TOLD[0], asyncio.Event())
+    async with away([*[refuses(500)] * MOST_FAILURES, long]) as two:
+        await two.failed(502)
+        await two.failed(503)
+        two.clock.advance(1.0)
+        async with two.api.chat(model="auto", stream=True) as response:
+            await response.content.readuntil(b"\n\n")
+            async with two.api.chat(model="auto") as other:
+                assert other.status == 200
+
+
 async def test_a_client_that_hangs_up_hangs_up_there() -> None:
     async with away([streams(TOLD[0], asyncio.Event())]) as two:
         async with two.api.chat(model="auto", stream=True) as response:

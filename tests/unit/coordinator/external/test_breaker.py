@@ -44,6 +44,29 @@ def test_one_tries_it_again() -> None:
     assert breaker.wait_s() == 0
 
 
+def test_an_answer_that_has_begun_ends_the_trial_but_not_all_doubt() -> None:
+    """It may take minutes to its end."""
+    clock = ManualClock()
+    breaker = opened(clock)
+    clock.advance(FIRST_S)
+    trial = breaker.begin()
+    trial.began()
+    assert breaker.wait_s() == 0
+    other = breaker.begin()
+    other.began()
+    trial.failed()
+    assert breaker.wait_s() == 2 * FIRST_S, "one more failure is enough"
+    clock.advance(2 * FIRST_S)
+    last = breaker.begin()
+    other.began()
+    assert breaker.wait_s() == FIRST_S, "it is not the trial"
+    last.began()
+    last.worked()
+    for _ in range(MOST_FAILURES - 1):
+        breaker.begin().failed()
+    assert breaker.wait_s() == 0
+
+
 def test_pauses_are_bounded_and_stragglers_make_none_longer() -> None:
     clock = ManualClock()
     breaker = Breaker(clock)
