@@ -50,6 +50,7 @@ def packed_maps(pid: int) -> list[tuple[str, ...]]:
     return [tuple(line.split()[3:]) for line in lines if line.endswith(".packed")]
 
 
+@pytest.mark.long  # forked nodes stay on their share by default
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 async def test_one_thread_computes_on_its_core_and_all_others_stay_off_it(
     tiny_checkpoint: Path,

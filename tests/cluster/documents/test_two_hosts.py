@@ -25,6 +25,8 @@ from tests.cluster.forked import ForkedChild
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
 
+pytestmark = pytest.mark.long  # each link with certificates is tried by default
+
 A, B = "10.0.0.1", "10.0.0.2"
 NODES = ["prefill-a", "decode-b"]
 SERVERS = ("coordinator", "prefill", "decode")
@@ -194,7 +196,6 @@ async def test_the_ports_are_those_that_are_told(cluster: Cluster) -> None:
         assert cluster.hosts[name].open_ports() == guide.ports(name)
 
 
-@pytest.mark.long  # ranks on two hosts serve by default
 async def test_a_node_over_both_hosts_serves(cluster: Cluster) -> None:
     a, b = cluster.hosts["A"], cluster.hosts["B"]
     settings = (b.home / "decode.toml").read_text().replace("801", "0 #")
@@ -213,7 +214,6 @@ async def test_a_node_over_both_hosts_serves(cluster: Cluster) -> None:
         await cluster.wait_for("rank", "ready")
 
 
-@pytest.mark.long  # test_tls.py has it by default
 async def test_who_has_a_wrong_certificate_is_told_so(cluster: Cluster) -> None:
     b = cluster.hosts["B"]
     code, told = await b.run(*OWN_COMMAND, "certs", "others", "--role", "node")

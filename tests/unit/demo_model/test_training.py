@@ -35,6 +35,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_the_folder_loads_and_holds_no_more_than_bfloat16(trained):
     model = AutoModelForCausalLM.from_pretrained(trained, dtype="auto")
     assert model.dtype == torch.bfloat16
@@ -42,6 +43,7 @@ def test_the_folder_loads_and_holds_no_more_than_bfloat16(trained):
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+@pytest.mark.long
 def test_the_evaluation_stands_beside_the_weights(trained):
     evaluation = json.loads((trained / "evaluation.json").read_text())
     assert evaluation["run"]["steps"] == 2
@@ -65,6 +67,7 @@ def test_the_learning_rate_rises_and_falls():
     assert 0 < rates[-1] < 0.05
 
 
+@pytest.mark.long
 def test_rounding_leaves_what_the_checkpoint_holds(trained):
     model = AutoModelForCausalLM.from_pretrained(trained, dtype=torch.float32)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
