@@ -14,6 +14,7 @@ from aiohttp import web
 
 import pdserve
 from coordinator.adapters.table import AdapterTable
+from coordinator.admission.arrival_file import ArrivalFile
 from coordinator.api import ApiConfig, HttpServer, create_app
 from coordinator.api.adapters import add_adapter_routes
 from coordinator.api.admin import add_admin_routes
@@ -57,6 +58,7 @@ from pdserve.shared.process.collector import freeze_loaded_objects
 from pdserve.shared.process.loop_watch import LoopWatch
 from pdserve.shared.process.open_files import raise_file_limit
 from pdserve.shared.process.signals import StopSignals
+from pdserve.shared.process.user_cache import state_file
 from pdserve.shared.prometheus.exposition import Exposition
 from pdserve.shared.slo import ServiceClasses
 from pdserve.wire import coordinator_pb2_grpc
@@ -136,6 +138,7 @@ class Coordinator:
                     self._sizing(),
                     self._live.running(),
                     self._following_adapters(),
+                    self._keeping_arrivals(),
                 ):
                     attach_to = format_address(config.nodes_host, grpc_port)
                     log.info("%s at %s, nodes attach to %s", self._name, http.url, attach_to)
@@ -265,6 +268,18 @@ class Coordinator:
             for cluster in self._models.clusters:
                 await cluster.adapters.follow(AdapterTable(self._database, cluster.model_id))
                 await stack.enter_async_context(cluster.adapters.running())
+            yield
+
+    @asynccontextmanager
+    async def _keeping_arrivals(self) -> AsyncIterator[None]:
+        """Know the daily pattern of former processes, and have the next one know this one's."""
+        async with AsyncExitStack() as stack:
+            for cluster in self._models.clusters:
+                path = state_file("arrivals", cluster.name, self._config.port)
+                if path is not None:
+                    file = ArrivalFile(path.with_suffix(".json"), cluster.arrivals)
+                    file.load(SystemClock().now())
+                    await stack.enter_async_context(file.kept())
             yield
 
     def _sizing(self) -> AbstractAsyncContextManager[None]:

@@ -6,7 +6,8 @@ Three forecasts compete, and the one counts that was least off within the last d
     trend   the line through the last two minutes, continued
     daily   as in the last half minute, and then the change that former days had at this time
 
-Refused requests count: they were wanted. Nothing is kept beyond the process.
+Refused requests count: they were wanted. The daily pattern outlives the process
+(`arrival_file.py`); what came in the last minutes does not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import exp, nan
 from typing import Final, Literal
+
+import msgspec
 
 BIN_S: Final = 10.0
 LEAD_S: Final = 60.0  # how far ahead forecasts are compared: about the start of a node
@@ -36,6 +39,21 @@ Way = Literal["last", "trend", "daily"]
 _PREFERRED: Final[tuple[Way, ...]] = ("daily", "last", "trend")  # among equally good ones
 
 
+class DayOfClass(msgspec.Struct, frozen=True):
+    """What former days had of one class."""
+
+    rates: list[float | None]  # requests/s by slots of the day; None: not known
+    prompt_s: float  # mean time of a prompt on an idle node
+    off: dict[Way, float]  # by how much each way to forecast was off lately
+
+
+class Pattern(msgspec.Struct, frozen=True):
+    """What is kept of arrivals beyond a process."""
+
+    at_s: float  # since 1970, when its slot began
+    classes: dict[str, DayOfClass]
+
+
 @dataclass(slots=True)
 class _OfClass:
     """The arrivals of one class."""
@@ -53,6 +71,20 @@ class _OfClass:
         self.num_open += 1
         if prompt_s:
             self.prompt_s += (prompt_s - self.prompt_s) * (_NEWEST if self.prompt_s else 1.0)
+
+    def go_on(self, day: DayOfClass, slots: int) -> None:
+        """Go on with what was known so many slots ago."""
+        known = [nan if rate is None else rate for rate in day.rates]
+        slots %= _NUM_SLOTS
+        self.day = array("d", known[slots:] + known[:slots])
+        self.prompt_s, self.off = day.prompt_s, {way: day.off[way] for way in _PREFERRED}
+
+    def known_day(self) -> DayOfClass:
+        """Return what is known, from the present slot on."""
+        slot = self.num_bins // _SLOT_BINS % _NUM_SLOTS
+        rates = [*self.day[slot:], *self.day[:slot]]
+        known = [None if rate != rate else round(rate, 4) for rate in rates]
+        return DayOfClass(known, self.prompt_s, dict(self.off))
 
     def rate(self, way: Way, in_s: float) -> float:
         """Return the rate that is forecast for so many seconds from now, in requests/s."""
@@ -119,6 +151,27 @@ class Arrivals:
         if slo_class not in self._by_class and len(self._by_class) >= MOST_CLASSES:
             slo_class = next(reversed(self._by_class))
         self._by_class.setdefault(slo_class, _OfClass()).observe(prompt_s)
+
+    def pattern(self, time_s: float) -> Pattern:
+        """Return what is to be kept; `time_s`: since 1970."""
+        classes = {name: of_class.known_day() for name, of_class in self._by_class.items()}
+        open_bins = max((each.num_bins % _SLOT_BINS for each in self._by_class.values()), default=0)
+        return Pattern(time_s - open_bins * BIN_S, classes)
+
+    def go_on(self, pattern: Pattern, now_s: float, time_s: float) -> None:
+        """Go on with what a former process has kept, within two minutes of the time of day.
+
+        Raises:
+            ValueError: it is not of this form.
+        """
+        for day in pattern.classes.values():
+            if len(day.rates) != _NUM_SLOTS or set(day.off) != set(_PREFERRED):
+                raise ValueError(f"its days must have {_NUM_SLOTS} slots")
+        slots = round((time_s - pattern.at_s) / _SLOT_S)
+        self._until_s = now_s + BIN_S
+        for name, day in [*pattern.classes.items()][:MOST_CLASSES]:
+            self._by_class[name] = _OfClass()
+            self._by_class[name].go_on(day, slots)
 
     def look(self, now_s: float) -> None:
         """Let time pass."""

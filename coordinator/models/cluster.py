@@ -83,6 +83,7 @@ class ModelCluster:
             MeasuredPromises(self.registry, classes)
         admission = self._make_admission(config, classes, in_flight, share_quotas)
         self._line = admission.line
+        self.arrivals: Final = admission.arrivals
         router = Router(self.registry, config.mode, config.routing.router)
         outlook = WakeOutlook(self.registry, router.can_route, self._line, coming)
         self.adapter_orders: Final = AdapterOrders(self.registry)
