@@ -27,6 +27,8 @@ class Answers(msgspec.Struct):
 
     def add(self, rate: float, runs: Mapping[str, Sequence[Outcome]]) -> None:
         """Compare runs of the same requests, by server."""
+        if len(runs) < 2:
+            return
         by_format: dict[str, list[str]] = {}
         for server, outcomes in runs.items():
             formats = {outcome.format for outcome in outcomes if outcome.digest}

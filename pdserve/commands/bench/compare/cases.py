@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -11,6 +11,7 @@ from pdserve.commands.bench.load.sessions import SESSIONS, ClientSessions
 from pdserve.commands.bench.load.traces import TraceRow
 from pdserve.commands.bench.load.workload import (
     SyntheticWorkload,
+    TimedRequest,
     TraceWorkload,
     Workload,
     trace_factor,
@@ -37,6 +38,7 @@ class CompareCase:
     num_cut: int = 0  # requests that were cut to fit the model
     least_s: float = 0.0  # over which a run's requests must arrive, to be like a longer one
     scenario: Scenario | None = None  # None: a trace
+    times: Callable[[float], CompareCase] | None = None  # with a factor on its lengths
 
     @property
     def share(self) -> float:
@@ -46,6 +48,13 @@ class CompareCase:
     def whole_decks(self, count: int) -> int:
         """Return `count` or a few more: a number of requests with the exact mixture."""
         return -(-count // self.deck) * self.deck
+
+    def sample(self, count: int) -> list[TimedRequest]:
+        """Return about `count` requests, of each kind at least one."""
+        requests = self.workload.first(self.whole_decks(count))
+        firsts = {request.kind: request for request in reversed(requests)}
+        others = [request for request in requests if request is not firsts[request.kind]]
+        return [*firsts.values(), *others][: max(count, len(firsts))]
 
     def count_at(self, rate: float, least: int, duration_s: float = 0.0) -> int:
         """Return how many requests a run at this rate needs, at least so many and for so long."""
@@ -60,8 +69,9 @@ def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: i
     """
     if name in SESSIONS:
         return _in_turns(SESSIONS[name], max_model_len, length_scale or 1.0, seed)
+    scale = length_scale or 1.0
     scenario = SCENARIOS[name]
-    fitted = scenario.fitted(max_model_len, length_scale or 1.0)
+    fitted = scenario.fitted(max_model_len, scale)
     return CompareCase(
         name=name,
         shows=scenario.shows,
@@ -70,6 +80,7 @@ def made_up(name: ScenarioName, max_model_len: int, length_scale: float, seed: i
         tpot_scale=scenario.tpot_scale,
         deck=scenario.deck,
         length_factor=fitted.most_tokens / scenario.most_tokens,
+        times=lambda factor: made_up(name, max_model_len, factor * scale, seed),
         scenario=fitted,
     )
 
@@ -86,6 +97,7 @@ def _in_turns(
         tpot_scale=sessions.tpot_scale,
         deck=_TRACE_DECK,
         length_factor=length_scale * min(1.0, max_model_len / MODEL_LEN),
+        times=lambda factor: _in_turns(sessions, max_model_len, factor * length_scale, seed),
         least_s=_least_s(rows),
     )
 
@@ -104,6 +116,7 @@ def replayed(
         tpot_scale=_TRACE_TPOT_SCALE,
         deck=_TRACE_DECK,
         length_factor=workload.factor,
+        times=lambda further: replayed(name, rows, max_model_len, further * factor, seed),
         num_cut=workload.num_cut,
         least_s=_least_s(rows),
     )

@@ -7,9 +7,9 @@
 3. The co-located mode is tuned at a rate somewhat below the modes' capacity: with as many nodes as
    the other modes, or one node with all cores, each with several sizes of local chunks. The setup
    that would have met the tightest targets is kept.
-4. All modes are started with the targets; `next_rate` chooses the rates. Every mode is measured
-   at every rate with the same requests, the first one once more with others, forwards and
-   backwards in turns, so that other load on the machine affects all modes alike.
+4. All modes are started with the targets. `next_rate` chooses the rate of each for the next round;
+   at one rate they have the same requests. The first mode is measured once more with others. Rounds
+   go forwards and backwards in turns, so that other load on the machine affects all modes alike.
 5. What the runs leave possible of each goodput decides what can be said of two (`verdict.py`).
 
 Modes that wait for their turn are idle; only their heartbeats cost the others anything.
@@ -19,20 +19,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.config import COLOCATED, ComparePlan
-from pdserve.commands.bench.compare.goodput import Draws, RatePoint, drawn, goodput
+from pdserve.commands.bench.compare.goodput import Draws, bounded
+from pdserve.commands.bench.compare.lengths import fitted
 from pdserve.commands.bench.compare.report import (
     CompareReport,
     ModeReport,
+    RateRow,
     ScenarioReport,
     Unloaded,
 )
-from pdserve.commands.bench.compare.runner import Candidate, Experiment
-from pdserve.commands.bench.compare.shown.verdict import Noise, Ratio, dispersion, verdicts
+from pdserve.commands.bench.compare.runner import Candidate, Experiment, ModeServer
+from pdserve.commands.bench.compare.scales import drawn
+from pdserve.commands.bench.compare.shown.verdict import Noise, Ratio, verdicts
 from pdserve.commands.bench.compare.sweep import Sweep, SweepResult
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.shared.errors import ClusterError, ConfigError
@@ -101,23 +105,25 @@ def promise_of(
 async def _measure_idle(
     experiment: Experiment, make_cases: MakeCases
 ) -> tuple[Sequence[CompareCase], dict[str, dict[str, Unloaded]]]:
-    """Return the cases, and case name |-> mode |-> latencies when idle."""
-    cases: Sequence[CompareCase] = []
+    """Return the cases, and case name |-> mode |-> latencies when idle.
+
+    With the first mode, requests are found for which there is time.
+    """
+    plan, cases = experiment.plan, list[CompareCase]()
     found: dict[str, dict[str, Unloaded]] = {}
-    for mode in experiment.plan.modes:
-        candidate = Candidate(mode)
+    for mode in plan.modes:
         measured: dict[str, Unloaded] = {}
         try:
-            async with experiment.launch(candidate, None) as server:
-                cases = cases or make_cases(server.max_model_len)
-                for case in cases:
-                    experiment.tell(f"{case.name}: {mode}, idle")
-                    runner = await experiment.begin(server, candidate, case)
-                    alone, together = (
-                        case.workload.first(case.whole_decks(count))
-                        for count in (experiment.plan.idle_requests, _BURST)
-                    )
-                    measured[case.name] = await runner.unloaded(alone, together)
+            async with experiment.launch(Candidate(mode), None) as server:
+                cases = cases or [*make_cases(server.max_model_len)]
+                measure = partial(_idle, experiment, server, Candidate(mode))
+                for number, case in enumerate(cases):
+                    if plan.shortens and not found:
+                        cases[number], measured[case.name] = await fitted(
+                            plan, case, len(cases), measure
+                        )
+                    else:
+                        measured[case.name] = await measure(case)
         except ClusterError as error:
             experiment.fail(mode, error)
         else:
@@ -129,39 +135,44 @@ async def _measure_idle(
     return cases, found
 
 
+async def _idle(
+    experiment: Experiment, server: ModeServer, candidate: Candidate, case: CompareCase
+) -> Unloaded:
+    """Measure an idle cluster. Raises ClusterError as `CandidateRunner.unloaded`."""
+    experiment.tell(f"{case.name}: {candidate.mode}, idle; lengths times {case.length_factor:.3g}")
+    runner = await experiment.begin(server, candidate, case)
+    together = case.workload.first(case.whole_decks(_BURST))
+    return await runner.unloaded(case.sample(experiment.plan.idle_requests), together)
+
+
 class FoundCrossing:
     """What the runs at the rates have shown."""
 
     def __init__(self, target: float, seed: int, result: SweepResult) -> None:
         """`seed`: of the numbers that are drawn for intervals."""
-        self._target, self._seed = target, seed
-        points = {mode: [row.point for row in rows] for mode, rows in result.rows.items() if rows}
-        again = {mode: [row.point for row in rows] for mode, rows in result.again.items() if rows}
-        self._dispersion = dispersion(result.points)
+        rows = {mode: rows for mode, rows in result.rows.items() if rows}
+        again = {mode: runs for mode, runs in result.again.items() if runs and mode in rows}
+        spread = result.spread
+
+        def draws_of(runs: Sequence[RateRow], number: int = 0) -> Draws:
+            """Each `number` has random numbers of its own."""
+            return drawn([run.scaled for run in runs], spread, seed + number)
+
+        draws = {
+            mode: draws_of(runs + again.get(mode, []), number)
+            for number, (mode, runs) in enumerate(rows.items())
+        }
         self.goodputs = {
-            mode: goodput(runs + again.get(mode, []), target, seed, self._dispersion)
-            for mode, runs in points.items()
+            mode: bounded([row.point for row in runs + again.get(mode, [])], target, draws[mode])
+            for mode, runs in rows.items()
         }
         noises = [
-            Noise(
-                mode,
-                Ratio.of(self._drawn(points[mode]), self._drawn(runs, 1)),
-                max(self._dispersion.values(), default=1.0),
-            )
+            Noise(mode, Ratio.of(draws_of(rows[mode]), draws_of(runs, 1)), spread.deviation)
             for mode, runs in again.items()
-            if mode in points
         ]
         self.noise = noises[0] if noises else None
-        draws = {
-            mode: self._drawn(runs + again.get(mode, []), number)
-            for number, (mode, runs) in enumerate(points.items())
-        }
-        rates = {mode: [run.rate for run in runs] for mode, runs in points.items()}
+        rates = {mode: [run.rate for run in runs] for mode, runs in rows.items()}
         self.verdicts = verdicts(draws, self.noise, rates) if draws else []
-
-    def _drawn(self, points: Sequence[RatePoint], number: int = 0) -> Draws:
-        """As `goodput.drawn`; each `number` has random numbers of its own."""
-        return drawn(points, self._target, self._seed + number, self._dispersion)
 
 
 def mode_reports(
@@ -194,7 +205,7 @@ def _scenario_report(
     took_s: float,
 ) -> ScenarioReport:
     rates = sorted({row.rate for rows in result.rows.values() for row in rows})
-    sent = experiment.requests_at(case, rates[-1], result.turns[rates[-1]])[0] if rates else []
+    sent = experiment.requests_at(case, rates[-1], result.turns[rates[-1]]) if rates else []
     return ScenarioReport(
         name=case.name,
         shows=case.shows,

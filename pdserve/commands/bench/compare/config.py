@@ -25,12 +25,12 @@ from pdserve.shared.errors import ConfigError
 
 COLOCATED: Final[Mode] = "colocated"
 
-_QUICK_RUN_S = 8.0
+_QUICK_RUN_S = 5.0
 _QUICK_IDLE = 5
 _QUICK_BUDGET_S = 560.0
 _QUICK_CHUNKS: Final = (0,)
 _LEAST_REQUESTS = 200  # of a run; fewer say little
-_QUICK_REQUESTS = 54
+_QUICK_REQUESTS = 40
 _MOST_REQUESTS = 50_000  # of a run: all its prompts are made before it
 _WARM_UP = 3  # requests after each start of a cluster
 
@@ -75,7 +75,8 @@ class ComparePlan:
     idle_requests: int  # least number sent to an idle cluster
     warm_up: int  # requests after each start
     budget_s: float  # for everything
-    is_quick: bool = False  # the crossings are looked for first, and nothing else is measured
+    is_quick: bool = False  # nothing but goodput is measured
+    shortens: bool = False  # lengths, where the machine has no time for so long requests
 
 
 class CompareConfig(ConfigStruct, frozen=True):
@@ -239,4 +240,5 @@ class CompareConfig(ConfigStruct, frozen=True):
             warm_up=_WARM_UP,
             budget_s=min(self.budget_s, _QUICK_BUDGET_S) if quick else self.budget_s,
             is_quick=quick,
+            shortens=quick and not (self.rates or self.length_scale or self.ttft_s or self.tpot_s),
         )

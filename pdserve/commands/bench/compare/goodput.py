@@ -19,14 +19,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-_RESAMPLES = 2000
+RESAMPLES = 2000
 _PRIOR = 0.5  # of requests in time, and of late ones: Jeffreys' prior of a share
 _INTERVAL = (5, 95)  # percent
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 Draws: TypeAlias = Floats
-"""[_RESAMPLES] of what a goodput may be: 0 where it is below the rates, infinite where above."""
+"""[RESAMPLES] of what a goodput may be: 0 where it is below the rates, infinite where above."""
 
 Dispersion: TypeAlias = Mapping[str, float]
 """Kind |-> how many requests count as one, since late ones come together; 1 if not named."""
@@ -107,18 +107,21 @@ def attainments(points: Sequence[RatePoint]) -> list[float]:
 
 
 def goodput(
-    points: Iterable[RatePoint], target: float, seed: int, dispersion: Dispersion = INDEPENDENT
+    points: Sequence[RatePoint], target: float, seed: int, dispersion: Dispersion = INDEPENDENT
 ) -> Goodput:
     """Compute goodput from runs at different rates, with an interval.
 
     The interval does not cover what all runs have in common. `dispersion`: as `verdict.dispersion`
     finds it.
     """
+    return bounded(points, target, drawn(points, target, seed, dispersion))
+
+
+def bounded(points: Iterable[RatePoint], target: float, draws: Draws) -> Goodput:
+    """Compute goodput from runs at different rates, with the interval of what it may be."""
     points = merged(points)
     rate, where = crossing(points, target)
-    low, high = np.percentile(
-        drawn(points, target, seed, dispersion), _INTERVAL, method="nearest"
-    ).tolist()
+    low, high = np.percentile(draws, _INTERVAL, method="nearest").tolist()
     return Goodput(
         rate,
         where,
@@ -144,10 +147,10 @@ def drawn(
             for kind, curve in _curves(merged(points)).items()
         ]
     )
-    ranks = np.linspace(0, 1, _RESAMPLES)
+    ranks = np.linspace(0, 1, RESAMPLES)
     upper = (2 * ranks - 1).clip(0)  # from 0 in the middle to 1 at the end of the tail
     ranks = 1 - (1 - ranks) * (1 - upper * (1 - 1 / len(of_kinds)))
-    places = np.round(ranks * (_RESAMPLES - 1)).astype(int)
+    places = np.round(ranks * (RESAMPLES - 1)).astype(int)
     return rng.permutation(of_kinds[:, places].min(axis=0))
 
 
@@ -179,14 +182,14 @@ class _Curve:
         return _falling(self.met[None], self.late[None])
 
     def drawn(self, rng: np.random.Generator, dispersion: float) -> Floats:
-        """Draw falling curves. [_RESAMPLES, rates]
+        """Draw falling curves. [RESAMPLES, rates]
 
         A share of gamma variables is one of a beta distribution, also of their sums; and the prior
         counts once in each sum, however many rates it is of.
         """
-        size = (_RESAMPLES, len(self.rates))
+        size = (RESAMPLES, len(self.rates))
         met, late = (rng.standard_gamma(of / dispersion, size) for of in (self.met, self.late))
-        met_before, late_before = rng.standard_gamma(_PRIOR, (2, _RESAMPLES, 1))
+        met_before, late_before = rng.standard_gamma(_PRIOR, (2, RESAMPLES, 1))
         return _falling(met, late, met_before, late_before)
 
 

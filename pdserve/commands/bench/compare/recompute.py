@@ -108,9 +108,12 @@ class _Runs:
 
     def turns(self, modes: Sequence[str]) -> Iterator[tuple[float, dict[str, list[Outcome]]]]:
         """Yield each rate at which these modes had the same requests, with what they answered."""
-        runs = [[r for r in self.of(mode, "rate") if not r.beside_itself] for mode in modes]
-        for turn in zip(*runs, strict=False):
-            yield turn[0].rate or 0.0, {run.mode: run.outcomes for run in turn}
+        turns: dict[tuple[float, int], dict[str, list[Outcome]]] = {}
+        for run in self._records:
+            if run.what == "rate" and run.mode in modes and not run.beside_itself:
+                turns.setdefault((run.rate or 0.0, run.turn), {})[run.mode] = run.outcomes
+        for (rate, _), said in turns.items():
+            yield rate, said
 
     def at(self, rate: float) -> list[Outcome]:
         """Return the outcomes of the first run of the modes at this rate."""

@@ -8,6 +8,7 @@ from pdserve.commands.bench.compare.answers import Answers
 from pdserve.commands.bench.compare.config import Tuning
 from pdserve.commands.bench.compare.goodput import Goodput, RatePoint, Where
 from pdserve.commands.bench.compare.interference import Interference
+from pdserve.commands.bench.compare.scales import ScaledRun
 from pdserve.commands.bench.compare.shown.verdict import Noise, Verdict
 from pdserve.commands.bench.load.outcome import Percentiles, Promise
 from pdserve.commands.bench.load.slo_score import Score
@@ -43,6 +44,11 @@ class RateRow(msgspec.Struct, frozen=True):
     def point(self) -> RatePoint:
         """The point of the attainment curve that goodput is computed from."""
         return RatePoint(self.rate, self.score.counts)
+
+    @property
+    def scaled(self) -> ScaledRun:
+        """What the interval of a goodput is computed from."""
+        return ScaledRun(self.rate, self.score.slo_scale)
 
 
 class Trial(msgspec.Struct, frozen=True):

@@ -89,6 +89,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     beside_itself: bool = False  # it is the second run of its mode at this rate and turn (A/A)
     client_lag_p99_ms: float | None = None  # of a clock that ticks beside the client
     client_core_share: float = 0.0  # CPU share of the client, in cores
+    turn: int = 0  # of the requests: runs of one rate and turn had the same ones
 
 
 Keep = Callable[[RunRecord], None]
@@ -140,11 +141,14 @@ class CandidateRunner:
         rate: float,
         promise: Promise,
         *,
+        turn: int = 0,
         beside_itself: bool = False,
     ) -> RunRecord:
         """Run an open loop at this rate. Raises ClusterError as `settle`."""
         limit_s = drain_s(promise, requests)
-        return await self._run(what, requests, limit_s, rate, beside_itself=beside_itself)
+        return await self._run(
+            what, requests, limit_s, rate, turn=turn, beside_itself=beside_itself
+        )
 
     async def interference(self, scenario: Scenario, seed: int) -> Interference:
         """Measure the scenario's streams without and with disturbance. Raises as `settle`."""
@@ -163,6 +167,7 @@ class CandidateRunner:
         limit_s: float,
         rate: float | None = None,
         *,
+        turn: int = 0,
         beside_itself: bool = False,
     ) -> RunRecord:
         async with self._turn() as client:
@@ -175,6 +180,7 @@ class CandidateRunner:
                 beside_itself,
                 Percentiles.of(run.lags_s).p99,
                 run.core_share,
+                turn,
             )
             self._keep(record)
         return record
@@ -263,14 +269,13 @@ class Experiment:
         self.failures[who] = error.message
         self.tell(f"{who} is left out: {error.message}")
 
-    def requests_at(
-        self, case: CompareCase, rate: float, turn: int = 0
-    ) -> tuple[list[TimedRequest], float]:
-        """Return the requests at that rate, and the seconds over which they arrive.
+    def count_at(self, case: CompareCase, rate: float) -> int:
+        """Return how many requests a run at this rate has: whole decks."""
+        return case.count_at(rate, self.plan.least_requests, self.plan.duration_s)
 
-        In whole decks, so that each turn has the same mixture; with other arrivals, lengths and
-        contents each.
+    def requests_at(self, case: CompareCase, rate: float, turn: int = 0) -> list[TimedRequest]:
+        """Return the requests at that rate; each turn has other arrivals, lengths and contents.
+
+        In whole decks, so that each turn has the same mixture.
         """
-        count = case.count_at(rate, self.plan.least_requests, self.plan.duration_s)
-        requests = case.workload.timed(rate, count, turn, contents=turn)
-        return requests, len(requests) / rate
+        return case.workload.timed(rate, self.count_at(case, rate), turn, contents=turn)

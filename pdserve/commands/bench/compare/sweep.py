@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import sqrt
+from typing import NamedTuple
 
 from pdserve.commands.bench.compare.answers import Answers
 from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.config import COLOCATED, Tuning
-from pdserve.commands.bench.compare.goodput import RatePoint
+from pdserve.commands.bench.compare.goodput import bounded
 from pdserve.commands.bench.compare.interference import Interference
-from pdserve.commands.bench.compare.rates import GROWTH, NEAR, Bracket, next_rate
+from pdserve.commands.bench.compare.rates import next_rate
 from pdserve.commands.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.commands.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
-from pdserve.commands.bench.compare.shown.verdict import dispersion
+from pdserve.commands.bench.compare.scales import Spread, drawn
 from pdserve.commands.bench.load.outcome import Outcome, Promise
 from pdserve.commands.bench.load.slo_score import score
 from pdserve.shared.errors import ClusterError
@@ -23,10 +24,6 @@ from pdserve.shared.errors import ClusterError
 _START = 0.6  # first rate, as a share of the best mode's capacity
 _TUNING = 0.7  # rate at which tunings are tried, as a share of it
 _CERTAIN = 1.15  # ratio of the ends of an interval of goodput that needs no further runs
-_PROBING = 0.35  # most of the time that the search for the crossings may take
-_PROBED = 24  # least number of requests of a short run,
-_PROBE_TTFTS = 3.0  # and its duration in promised TTFTs, if a whole run is not shorter
-_PROBE_TURNS = 500  # from which on turns are theirs
 _RATE_DIGITS = 3
 _ENOUGH = "what another run could tell is not worth its time"  # why it ends
 
@@ -44,19 +41,28 @@ class SweepResult:
     answers: Answers = field(default_factory=Answers)
     stopped: str = "interrupted"  # why there are no more rates
 
+    def runs(self, mode: str) -> list[RateRow]:
+        """Return all runs of a mode."""
+        return self.rows[mode] + self.again.get(mode, [])
+
     @property
-    def points(self) -> list[list[RatePoint]]:
-        """All runs of each mode."""
-        return [
-            [row.point for row in rows + self.again.get(mode, [])]
-            for mode, rows in self.rows.items()
-        ]
+    def spread(self) -> Spread:
+        """How much equal runs vary."""
+        return Spread.of([row.scaled for row in self.runs(mode)] for mode in self.rows)
 
     def drop(self, mode: str) -> None:
         """Remove a mode that failed: its earlier results are not a valid basis."""
         self.interference.pop(mode, None)
         self.rows.pop(mode, None)
         self.again.pop(mode, None)
+
+
+class _Run(NamedTuple):
+    """A run of a mode; odd turns are the first ones of a round, even ones beside itself (A/A)."""
+
+    mode: str
+    rate: float
+    turn: int  # of the requests: runs of one rate and turn have the same ones
 
 
 class Sweep:
@@ -75,7 +81,6 @@ class Sweep:
         self._promise = promise
         self._idle = idle
         self._takes = max(unloaded.burst_per_s for unloaded in idle.values())
-        self._near = 0.0  # a rate in the middle of the crossings; 0: not known
 
     async def run(self, result: SweepResult, until_s: float) -> None:
         """Measure, into `result`; do not begin a rate that would not be done by `until_s`."""
@@ -105,7 +110,7 @@ class Sweep:
         if COLOCATED not in self._idle or len(tunings) == 1:
             return
         rate = round(self._takes * _TUNING, _RATE_DIGITS)
-        requests, _ = self._experiment.requests_at(self._case, rate)
+        requests = self._experiment.requests_at(self._case, rate)
         for tuning in tunings:
             self._tell(f"{COLOCATED}, {tuning.text}, at {rate:g}/s")
             candidate = Candidate(COLOCATED, tuning)
@@ -139,7 +144,7 @@ class Sweep:
     async def _measure_rates(
         self, runners: dict[str, CandidateRunner], result: SweepResult, until_s: float
     ) -> None:
-        """Measure every mode at every rate, the first one twice: A B C A, then backwards.
+        """Measure the modes in rounds, the first one twice: A B C A, then backwards.
 
         The second time it has other requests: what differs is all that chance does. Of the modes,
         what changes from one minute to the next does as much to all of them.
@@ -147,105 +152,84 @@ class Sweep:
         result.rows = {mode: [] for mode in runners}
         result.again = {mode: [] for mode in list(runners)[:1]}
         longest_tail_s = 0.0  # of a run, after its last arrival
-        if self._plan.is_quick and not self._plan.rates:
-            left_s = until_s - self._experiment.clock.now()
-            self._near = await self._probe(runners, result, until_s - (1 - _PROBING) * left_s)
         for number in count():
             if not runners:
-                break
-            rate = self._next_rate(number, result)
-            if rate is None:
+                result.stopped = "no mode is left"
+                return
+            rates = self._next_rates(number, result)
+            if not rates:
                 is_given = bool(self._plan.rates)
                 result.stopped = "all given rates are measured" if is_given else _ENOUGH
                 return
-            # Each rate has arrivals of its own, or one unlucky series would move the whole curve,
+            # Each round has arrivals of its own, or one unlucky series would move the whole curve,
             # and no interval would show it. No prompt is sent twice: whoever keeps answers, or
             # ignores salts, gains nothing.
             turn = 2 * number + 1
-            requests, duration_s = self._experiment.requests_at(self._case, rate, turn)
-            others, _ = self._experiment.requests_at(self._case, rate, turn + 1)
-            result.turns.setdefault(rate, turn)
-            needs_s = (len(runners) + len(result.again)) * (duration_s + longest_tail_s)
+            order = [_Run(mode, rate, turn) for mode, rate in rates.items()]
+            order += [_Run(mode, rates[mode], turn + 1) for mode in result.again if mode in rates]
+            needs_s = sum(self._lasts_s(run.rate) + longest_tail_s for run in order)
             left_s = max(0.0, until_s - self._experiment.clock.now())
             if number and needs_s > left_s:
-                result.stopped = f"no time for {rate:g}/s, which would take {needs_s:.0f} s"
+                wanted = ", ".join(f"{rate:g}/s" for rate in sorted(set(rates.values())))
+                result.stopped = f"no time for {wanted}, which would take {needs_s:.0f} s"
                 return
-            order = [(mode, result.rows) for mode in runners]
-            order += [(mode, result.again) for mode in result.again]
-            said: dict[str, list[Outcome]] = {}
-            for mode, rows in order if number % 2 == 0 else reversed(order):
-                if mode not in runners:
+            said: dict[float, dict[str, list[Outcome]]] = {}
+            for run in order if number % 2 == 0 else reversed(order):
+                if run.mode not in runners:
                     continue  # it has just failed
-                self._tell(f"{mode} at {rate:g}/s, {len(requests)} requests; {left_s:.0f} s left")
+                left_s = max(0.0, until_s - self._experiment.clock.now())
+                self._tell(f"{run.mode} at {run.rate:g}/s; {left_s:.0f} s left")
                 began_s = self._experiment.clock.now()
                 try:
-                    beside = rows is result.again
-                    run = await runners[mode].at_rate(
-                        "rate",
-                        others if beside else requests,
-                        rate,
-                        self._promise,
-                        beside_itself=beside,
-                    )
+                    outcomes = await self._measure(runners[run.mode], run, result)
                 except ClusterError as error:
-                    del runners[mode]
-                    result.drop(mode)
-                    self._experiment.fail(mode, error)
+                    del runners[run.mode]
+                    result.drop(run.mode)
+                    self._experiment.fail(run.mode, error)
                 else:
-                    target = self._plan.target
-                    rows[mode].append(rate_row(run, self._idle[mode], self._promise, target))
-                    if not beside:
-                        said[mode] = run.outcomes
-                tail_s = self._experiment.clock.now() - began_s - duration_s
+                    if run.turn == turn:
+                        said.setdefault(run.rate, {})[run.mode] = outcomes
+                tail_s = self._experiment.clock.now() - began_s - self._lasts_s(run.rate)
                 longest_tail_s = max(longest_tail_s, tail_s)
-            result.answers.add(rate, said)
-        result.stopped = "no mode is left"
+            for rate, answers in said.items():
+                result.answers.add(rate, answers)
 
-    async def _probe(
-        self, runners: dict[str, CandidateRunner], result: SweepResult, until_s: float
-    ) -> float:
-        """Return a rate in the middle of where the modes fail, by a short run at each of a few.
-
-        A run lasts several times the promised TTFT, or a burst would pass that is no rate.
-        """
-        crossings: list[float] = []
-        begin, number = self._takes * _START, count(_PROBE_TURNS)
-        lasts_s = min(_PROBE_TTFTS * self._promise.ttft_s, self._plan.duration_s)
-        for mode in list(runners):
-            bracket = Bracket(begin)
-            while (rate := bracket.next_rate()) and self._experiment.clock.now() < until_s:
-                rate = round(rate, _RATE_DIGITS)
-                size = self._case.count_at(rate, _PROBED, lasts_s)
-                turn = next(number)
-                requests = self._case.workload.timed(rate, size, turn, contents=turn)
-                self._tell(f"{mode}, {len(requests)} requests at {rate:g}/s, to find its limit")
-                try:
-                    run = await runners[mode].at_rate("probe", requests, rate, self._promise)
-                except ClusterError as error:
-                    del runners[mode]
-                    result.drop(mode)
-                    self._experiment.fail(mode, error)
-                    break
-                scored = score(run.outcomes, self._promise, self._plan.target)
-                bracket.add(rate, is_kept=scored.attainment >= self._plan.target)
-            else:
-                begin = bracket.middle
-                crossings.append(begin)
-        return sqrt(min(crossings) * max(crossings)) if crossings else begin
-
-    def _next_rate(self, number: int, result: SweepResult) -> float | None:
-        if self._plan.rates:
-            return self._plan.rates[number] if number < len(self._plan.rates) else None
-        points = result.points
-        rate = next_rate(
-            points,
-            self._near or self._takes * _START,
-            self._plan.target,
-            _CERTAIN,
-            dispersion(points),
-            NEAR if self._near else GROWTH,
+    async def _measure(
+        self, runner: CandidateRunner, run: _Run, result: SweepResult
+    ) -> list[Outcome]:
+        """Measure a mode at a rate, into `result`. Raises ClusterError as `settle`."""
+        is_again = run.turn % 2 == 0
+        requests = self._experiment.requests_at(self._case, run.rate, run.turn)
+        if not is_again:
+            result.turns.setdefault(run.rate, run.turn)
+        record = await runner.at_rate(
+            "rate", requests, run.rate, self._promise, turn=run.turn, beside_itself=is_again
         )
-        return None if rate is None else round(rate, _RATE_DIGITS)
+        rows = result.again if is_again else result.rows
+        rows[run.mode].append(
+            rate_row(record, self._idle[run.mode], self._promise, self._plan.target)
+        )
+        return record.outcomes
+
+    def _lasts_s(self, rate: float) -> float:
+        """Return how long the requests of a run at this rate arrive."""
+        return self._experiment.count_at(self._case, rate) / rate
+
+    def _next_rates(self, number: int, result: SweepResult) -> dict[str, float]:
+        """Return the rates of the next round, by mode; none for those that are certain enough."""
+        given = self._plan.rates
+        if given:
+            return dict.fromkeys(result.rows, given[number]) if number < len(given) else {}
+        rates = {mode: self._next_rate(result.runs(mode), result.spread) for mode in result.rows}
+        return {mode: round(rate, _RATE_DIGITS) for mode, rate in rates.items() if rate}
+
+    def _next_rate(self, runs: Sequence[RateRow], spread: Spread) -> float | None:
+        points, target = [run.point for run in runs], self._plan.target
+        is_certain = False
+        if runs:
+            found = bounded(points, target, drawn([run.scaled for run in runs], spread, 0))
+            is_certain = found.high is not None and found.high <= _CERTAIN * found.low
+        return next_rate(points, self._takes * _START, target, is_certain=is_certain)
 
     def _tell(self, text: str) -> None:
         self._experiment.tell(f"{self._case.name}: {text}")

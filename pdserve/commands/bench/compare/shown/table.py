@@ -135,6 +135,11 @@ def verdict_lines(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Iter
         yield f"{scenario.name}: {verdict.text}."
     if scenario.noise is not None:
         yield f"{scenario.name}: {scenario.noise.text}"
+    if scenario.length_factor < 1:
+        yield (
+            f"{scenario.name}: lengths are {scenario.length_factor:.3g} of the whole ones, to fit "
+            "the model and the time."
+        )
     late = [row.rate for mode in modes for row in mode.rows if not row.client_kept_up]
     if late:
         yield (

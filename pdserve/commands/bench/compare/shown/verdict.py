@@ -67,7 +67,7 @@ class Noise(msgspec.Struct, frozen=True):
 
     server: str
     ratio: Ratio | None
-    dispersion: float  # variance of runs at one rate, over that of independent requests; the most
+    deviation: float = 0.0  # of equal runs: of the logarithm of what they kept of the promise
 
     @property
     def factor(self) -> float:
@@ -82,10 +82,10 @@ class Noise(msgspec.Struct, frozen=True):
         said = f"A/A: {self.server} beside itself: {self.ratio.text}"
         if self.ratio.differs:
             said += "; the machine was not the same for both, so no smaller difference is believed"
-        if self.dispersion > 1:
+        if self.deviation:
             said += (
-                f". Runs at one rate vary up to {self.dispersion:.1f} times as much as independent "
-                "requests would: the intervals count so many requests of a kind as one"
+                f". Runs at one rate kept the promise times a factor that varied by "
+                f"{self.deviation:.0%} (standard deviation), by which the intervals are so wide"
             )
         return said + "."
 

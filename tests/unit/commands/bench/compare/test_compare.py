@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from math import sqrt
 
 import pytest
 from aiohttp import web
@@ -15,7 +14,6 @@ from pdserve.commands.bench.compare import interference
 from pdserve.commands.bench.compare.cases import CompareCase, made_up
 from pdserve.commands.bench.compare.comparison import compare, promise_of
 from pdserve.commands.bench.compare.config import ComparePlan, Tuning
-from pdserve.commands.bench.compare.rates import NEAR, Bracket
 from pdserve.commands.bench.compare.report import (
     CompareReport,
     ModeReport,
@@ -320,48 +318,6 @@ async def test_the_rates_start_below_what_a_burst_was_served_at() -> None:
     burst = max(mode.unloaded.burst_per_s for mode in modes.values())
     assert report.rates == pytest.approx([0.6 * burst, 1.2 * burst], rel=1e-3)  # all was in time
     assert report.stopped.startswith("no time for")
-
-
-@pytest.mark.long
-async def test_a_quick_one_looks_for_the_crossings_first() -> None:
-    """Of both modes; the rates begin between their limits, and rise by less than otherwise."""
-    world = World(
-        answers={
-            Candidate("disaggregated"): refuses_in("-probe-5"),  # its run 1 is a warm-up
-            Candidate("adaptive"): refuses_in("-probe-3"),
-        },
-        run_s=1.0,
-    )
-    modes = ["disaggregated", "adaptive"]
-    quick = change(PLAN, modes=modes, rates=[], budget_s=15.0, is_quick=True)
-    found, report, _ = await world.run(quick)
-    burst = max(mode.unloaded.burst_per_s for mode in found.values())
-    probes = [(run.mode, run.rate) for run in world.kept if run.what == "probe"]
-    ascended = [0.6, 1.2, 2.4, 4.8]
-    first = [("disaggregated", pytest.approx(burst * up, rel=1e-2)) for up in ascended]
-    assert probes[:4] == first
-    limits = [burst * sqrt(2.4 * 4.8)]
-    assert probes[4] == ("adaptive", pytest.approx(limits[0], rel=1e-2)), "where the other ended"
-    limits.append(limits[0] * sqrt(2.0))
-    assert probes[5] == ("adaptive", pytest.approx(2 * limits[0], rel=1e-2))
-    assert len(probes) == 6
-    assert report.rates[0] == pytest.approx(sqrt(limits[0] * limits[1]), rel=1e-2)
-    assert report.rates[1] == pytest.approx(report.rates[0] * NEAR, rel=1e-2)
-    assert found["disaggregated"].interference is None
-
-
-def test_a_bracket_ends_on_both_sides() -> None:
-    def tried(is_kept: Callable[[float], bool]) -> tuple[list[float], float]:
-        bracket, rates = Bracket(8.0), []
-        while rate := bracket.next_rate():
-            rates.append(rate)
-            bracket.add(rate, is_kept=is_kept(rate))
-        return rates, bracket.middle
-
-    assert tried(lambda rate: rate < 20) == ([8, 16, 32], pytest.approx(sqrt(16 * 32)))
-    assert tried(lambda rate: rate < 3) == ([8, 4, 2], pytest.approx(sqrt(4 * 2)))
-    assert len(tried(lambda rate: True)[0]) == 7
-    assert len(tried(lambda rate: False)[0]) == 5
 
 
 @pytest.mark.long

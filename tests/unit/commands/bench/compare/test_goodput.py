@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdserve.commands.bench.compare.goodput import RatePoint, crossing, goodput, merged
-from pdserve.commands.bench.compare.rates import GROWTH, next_rate
+from pdserve.commands.bench.compare.rates import next_rate
 from pdserve.commands.bench.compare.shown.verdict import dispersion
 
 
@@ -80,47 +80,38 @@ def test_low_rates_that_were_kept_add_no_doubt() -> None:
     assert goodput(kept[-1:], 0.9, seed=0).low == 0.0
 
 
-def climb(capacities: list[float], start: float, most: int) -> list[float]:
-    """The rates for modes that meet nearly everything up to their capacity, then nothing."""
+def climb(goodput: float, start: float, most: int = 20) -> list[float]:
+    """The rates for a server that meets nearly everything up to its goodput, then nothing."""
     rates: list[float] = []
-    for _ in range(most):
-        curves = [points(*((r, 0.95 * (r <= c)) for r in rates)) for c in capacities]
-        rate = next_rate(curves, start, 0.9)
+    while len(rates) < most:
+        curve = points(*((rate, 0.95 * (rate <= goodput)) for rate in rates))
+        rate = next_rate(curve, start, 0.9, is_certain=True)
         if rate is None:
             break
         rates.append(rate)
     return rates
 
 
-def test_rates_rise_until_all_have_failed_and_then_close_in() -> None:
-    rates = climb([3.0, 5.0], start=1.0, most=20)
-    risen = [GROWTH**i for i in range(5)]
-    assert rates[:5] == pytest.approx(risen)  # 5.06 is the first one that is too much for both
-    assert all(2.25 < rate < 5.07 for rate in rates[5:])
-    for capacity in (3.0, 5.0):
-        below = max(rate for rate in rates if rate <= capacity)
-        above = min(rate for rate in rates if rate > capacity)
-        assert above / below <= 1.08
-
-
-def test_rates_leap_while_nobody_misses_anything() -> None:
-    assert next_rate([points((1, 1.0)), points((1, 1.0))], 1.0, 0.9) == 2.0
-    assert next_rate([points((1, 1.0)), points((1, 0.99))], 1.0, 0.9) == GROWTH
+def test_rates_double_until_one_is_late_and_then_close_in() -> None:
+    assert climb(9.0, start=1.0) == pytest.approx([1, 2, 4, 8, 16, 8 * 2**0.5, 8 * 2**0.25])
+    assert climb(1e4, start=1.0)[-1] == pytest.approx(1e4, rel=0.2), "however far it is"
 
 
 def test_who_fails_at_the_first_rate_is_looked_for_below_it() -> None:
-    rates = climb([0.5, 1.2], start=1.0, most=20)
-    assert rates[:4] == pytest.approx([1.0, GROWTH, 1 / GROWTH, 1 / GROWTH**2])
-    assert 0.44 < min(rates) < 0.5
+    assert climb(0.4, start=1.0) == pytest.approx([1, 0.5, 0.25, 0.5**1.5, 0.5**1.25])
 
 
 def test_who_never_serves_anything_does_not_take_all_the_time() -> None:
-    assert len(climb([0.0], start=1.0, most=50)) == 4
+    assert len(climb(0.0, start=1.0)) == 6
 
 
-def test_modes_that_dropped_out_have_no_say() -> None:
-    assert next_rate([[], points((1, 0.95))], 1.0, 0.9) == GROWTH
-    assert next_rate([[]], 1.0, 0.9) == 1.0
+def test_an_uncertain_crossing_is_measured_again_where_there_were_fewer_requests() -> None:
+    curve = [RatePoint(1.0, {"": (10, 10)}), RatePoint(1.05, {"": (8, 10)})]
+    assert next_rate([], 3.0, 0.9, is_certain=False) == 3.0
+    assert next_rate(curve, 3.0, 0.9, is_certain=False) in (1.0, 1.05)
+    more = [*curve, RatePoint(1.0, {"": (90, 90)})]
+    assert next_rate(more, 3.0, 0.9, is_certain=False) == 1.05
+    assert next_rate(more, 3.0, 0.9, is_certain=True) is None
 
 
 def test_runs_need_not_have_the_same_kinds_of_requests() -> None:

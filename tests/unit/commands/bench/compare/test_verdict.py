@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pdserve.commands.bench.compare.goodput import RatePoint, drawn
-from pdserve.commands.bench.compare.rates import next_rate
 from pdserve.commands.bench.compare.shown.verdict import Noise, Ratio, Verdict, dispersion, verdicts
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.simulation.predict.answer import load_calibration
@@ -188,13 +187,3 @@ def test_runs_that_vary_more_than_independent_requests_count_for_less() -> None:
         np.ptp(np.percentile(drawn(points, TARGET, 0, {"": phi}), (10, 90))) for phi in (8.0, 1.0)
     )
     assert wide > 1.3 * narrow
-
-
-def test_the_least_certain_crossing_is_measured_again() -> None:
-    sure = [RatePoint(1.0, {"": (1000, 1000)}), RatePoint(1.05, {"": (100, 1000)})]
-    unsure = [RatePoint(1.0, {"": (10, 10)}), RatePoint(1.05, {"": (8, 10)})]
-    assert next_rate([sure], 1.0, TARGET, 1.15) is None
-    assert next_rate([sure, unsure], 1.0, TARGET, 1.15) in (1.0, 1.05)
-    more = [*unsure, RatePoint(1.0, {"": (90, 90)})]
-    assert next_rate([sure, more], 1.0, TARGET, 1.15) == 1.05, "that with the fewest requests"
-    assert next_rate([sure, unsure], 1.0, TARGET) is None

@@ -1,0 +1,202 @@
+"""`bench compare --quick` on machines of any speed, on a manual clock: it ends with an answer."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from math import exp
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdserve.commands.bench.compare.comparison import compare
+from pdserve.commands.bench.compare.config import CompareConfig
+from pdserve.commands.bench.compare.report import CompareReport, Unloaded
+from pdserve.commands.bench.compare.run import case_maker
+from pdserve.commands.bench.compare.runner import (
+    Candidate,
+    CandidateRunner,
+    Experiment,
+    ModeServer,
+    RunRecord,
+    drain_s,
+    unloaded_of,
+)
+from pdserve.commands.bench.compare.shown.verdict import Verdict
+from pdserve.commands.bench.load.outcome import Outcome, Promise
+from pdserve.commands.bench.load.workload import TimedRequest
+from pdserve.shared.clock import ManualClock
+from tests.matrix import matrix
+
+TEN_MINUTES_S = 600.0
+START_S = 4.0  # that a cluster takes to start
+PROMPT_S = 1 / 2000  # a token of a prompt at speed 1,
+STEP_S = 0.004  # and a decode step of one stream; eight take twice as long
+CAPACITY_PER_S = {"short-prompts": 25.0, "long-prompts": 10.0}  # at speed 1
+NOISE = 0.03  # of a machine's speed from run to run
+
+
+@dataclass
+class Server:
+    """One that computes prompts in turn, and all streams together."""
+
+    speed: float
+
+    def serve(self, requests: Sequence[TimedRequest], until_s: float) -> list[Outcome]:
+        free_s, ends, outcomes = 0.0, list[float](), list[Outcome]()
+        for request in requests:
+            free_s = max(free_s, request.at_s) + len(request.prompt) * PROMPT_S / self.speed
+            while ends and ends[0] <= free_s:
+                heapq.heappop(ends)
+            each_s = STEP_S / self.speed * (1 + len(ends) / 8)
+            end_s = free_s + each_s * (request.num_output - 1)
+            heapq.heappush(ends, end_s)
+            outcomes.append(
+                Outcome(
+                    kind=request.kind,
+                    due_s=request.at_s,
+                    num_prompt=len(request.prompt),
+                    num_output=request.num_output,
+                    arrivals_s=[free_s, end_s] if end_s <= until_s else [],
+                    num_received=request.num_output,
+                    end="finished" if end_s <= until_s else "unfinished",
+                    digest=f"{request.kind} {request.prompt[:4]}",
+                    format="one",
+                )
+            )
+        return outcomes
+
+
+@dataclass
+class Runner(CandidateRunner):
+    """What measures a server, by the clock."""
+
+    server: Server
+    candidate: Candidate
+    clock: ManualClock
+    rng: np.random.Generator
+
+    def _serve(self, requests: Sequence[TimedRequest], until_s: float = 1e9) -> list[Outcome]:
+        noisy = Server(self.server.speed * exp(self.rng.normal(0, NOISE)))
+        outcomes = noisy.serve(requests, until_s)
+        self.clock.advance(max(max(o.arrivals_s, default=until_s) for o in outcomes))
+        return outcomes
+
+    async def unloaded(
+        self, alone: Sequence[TimedRequest], together: Sequence[TimedRequest]
+    ) -> Unloaded:
+        one_by_one = [outcome for request in alone for outcome in self._serve([request])]
+        return unloaded_of(one_by_one, self._serve(together))
+
+    async def at_rate(
+        self,
+        what: str,
+        requests: Sequence[TimedRequest],
+        rate: float,
+        promise: Promise,
+        *,
+        turn: int = 0,
+        beside_itself: bool = False,
+    ) -> RunRecord:
+        until_s = requests[-1].at_s + drain_s(promise, requests)
+        outcomes, name = self._serve(requests, until_s), self.candidate.mode
+        return RunRecord(what, "", name, None, rate, outcomes, beside_itself, turn=turn)
+
+
+@dataclass(frozen=True)
+class Measured(Experiment):
+    """An experiment with such servers."""
+
+    speeds: dict[str, float] = field(default_factory=dict)
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+
+    async def begin(self, server: ModeServer, candidate: Candidate, case: Any) -> CandidateRunner:
+        assert isinstance(self.clock, ManualClock)
+        return Runner(Server(self.speeds[candidate.mode]), candidate, self.clock, self.rng)
+
+
+async def measured(speed: float, times: float, seed: int, *scenarios: str) -> CompareReport:
+    """Compare three modes, of which the first one is so many times as fast as the others."""
+    clock = ManualClock()
+    config = CompareConfig(quick=True, scenarios=[*scenarios], seed=seed)  # type: ignore[list-item]
+
+    @asynccontextmanager
+    async def launch(candidate: Candidate, promise: Promise | None) -> AsyncIterator[ModeServer]:
+        clock.advance(START_S)
+        yield LaunchedServer()
+
+    speeds: dict[str, float] = dict.fromkeys(config.modes, speed)
+    speeds[config.modes[0]] = speed * times
+    experiment = Measured(
+        plan=config.plan,
+        launch=launch,
+        clock=clock,
+        keep=lambda record: None,
+        tell=lambda text: None,
+        failures={},
+        speeds=speeds,
+        rng=np.random.default_rng(seed),
+    )
+    report = CompareReport([], [], experiment.failures, {})
+    await compare(experiment, case_maker(config), report)
+    assert clock.now() < TEN_MINUTES_S
+    return report
+
+
+class LaunchedServer:
+    """Nobody asks it anything but its length."""
+
+    url = model = ""
+    max_model_len = 8192
+
+    async def settle(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+def is_answered(verdict: Verdict) -> bool:
+    """Whether it says who is better, or that nobody is by as much as a factor of 1.3."""
+    ratio = verdict.ratio
+    return verdict.is_certain or (ratio is not None and 1 / 1.3 < ratio.low < ratio.high < 1.3)
+
+
+@pytest.mark.parametrize(
+    ("per_s", "times", "scenario"),
+    matrix(
+        [
+            (per_s, times, scenario)
+            for per_s in (0.5, 10.0, 100.0, 500.0)
+            for times in (1.25, 1.0)
+            for scenario in ("short-prompts", "long-prompts")
+        ],
+        1,
+    ),
+)
+async def test_ten_minutes_tell_on_a_machine_of_any_speed(
+    per_s: float, times: float, scenario: str
+) -> None:
+    report = await measured(per_s / CAPACITY_PER_S[scenario], times, 0, scenario)
+    (found,) = report.scenarios
+    assert all(mode.goodput_is == "crossing" for mode in report.modes)
+    assert all(map(is_answered, found.verdicts))
+    assert found.noise is not None
+    assert found.noise.ratio is not None
+    if times > 1:
+        assert {verdict.server for verdict in found.verdicts} == {"disaggregated"}
+    if per_s < 10:
+        assert found.length_factor < 0.1
+    elif per_s > 100:
+        assert found.length_factor == 1.0
+
+
+@pytest.mark.long
+async def test_equal_servers_are_seldom_told_apart() -> None:
+    verdicts = []
+    for seed in range(30):
+        report = await measured(1.0, 1.0, seed, "conversation")
+        verdicts += report.scenarios[0].verdicts
+    assert sum(verdict.is_certain for verdict in verdicts) <= len(verdicts) / 20
+    assert np.mean([is_answered(verdict) for verdict in verdicts]) > 0.8
