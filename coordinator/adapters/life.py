@@ -116,7 +116,7 @@ class Adapters:
         self._declared = dict(declared)
         self._table: Written | None = None
         self._changing: dict[str, _Change] = {}  # by name
-        self._changed_names: set[str] = set()  # since the last look at the table began
+        self._changed_names: set[str] = set()  # while the table is looked at
         self._is_looking = False
         self._under_way: set[tuple[Member, str]] = set()
         self._not_before_s: dict[object, float] = {}  # by member and digest, or by name
@@ -438,7 +438,8 @@ class Adapters:
             async with change.lock:
                 yield
         finally:
-            self._changed_names.add(name)
+            if self._is_looking:
+                self._changed_names.add(name)
             change.num_wanted -= 1
             if not change.num_wanted:
                 del self._changing[name]
