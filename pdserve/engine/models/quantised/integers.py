@@ -39,6 +39,8 @@ def gptq(fields: JsonFields) -> Quantisation:
         raise fields.error(
             key, f"one of {', '.join(_GPTQ_FORMATS)}: save it so, with gptqmodel's format option"
         )
+    if fields.boolean("is_marlin_format", False):
+        raise fields.error("is_marlin_format", "false: words are ordered for one kernel; repack it")
     fields.boolean("desc_act", False)  # either way g_idx says which group an input is of
     is_first = found == "gptq"
     schemes: list[tuple[Matches, Scheme]] = []

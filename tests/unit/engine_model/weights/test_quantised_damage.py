@@ -215,6 +215,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"quant_method": "gptq", "bits": 5}, "one of 2, 3, 4, 8"),
     ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_p"}, "'gptq_p'.* gptq_v2"),
+    ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "is_marlin_format is True"),
     ({"quant_method": "gptq", "bits": 3, "sym": False}, "writers differ"),
     ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:(": {}}}, "no regular expression"),
     (CT | {"format": "marlin-24"}, "'marlin-24' is not read; read are pack-quantized"),
