@@ -73,7 +73,7 @@ class MessagesFormat:
         self._message.stop_reason = self._stop_reason(delta)
         if self._message.stop_reason == "stop_sequence":
             self._message.stop_sequence = str(delta.stop_reason)
-        return told + self._output.close()
+        return told + self._output.close(is_cut=self._pieces.is_in_call)
 
     def text_template(self, index: int) -> None:
         """As AnswerFormat: what is around a text depends on what was before it."""

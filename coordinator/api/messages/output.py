@@ -17,6 +17,7 @@ from coordinator.api.messages.events import (
 )
 from coordinator.api.messages.objects import Block, TextBlock, ThinkingBlock, ToolUseBlock
 from coordinator.api.messages.signatures import signature
+from coordinator.api.messages.tool_input import ToolInput
 from coordinator.api.read.arguments import read_arguments
 from coordinator.api.read.json_text import JsonReader
 from coordinator.text.parts import CallPiece, Parts, Phase
@@ -40,6 +41,7 @@ class OutputBlocks:
         self._text: list[str] = []  # of the open block
         self._phase: Phase | None = None  # of the last text
         self._text_delta: TextTemplate | None = None  # of the open block, if that is text
+        self._input = ToolInput()  # of the open block, if that is a call
 
     def add(self, parts: Parts) -> list[bytes]:
         """Add what came next; return the events."""
@@ -52,13 +54,19 @@ class OutputBlocks:
             told += self._add_call(call)
         return told
 
-    def close(self) -> list[bytes]:
-        """End the open block, if there is one; return the events."""
-        block, text = self._open, "".join(self._text)
+    def close(self, *, is_cut: bool = False) -> list[bytes]:
+        """End the open block, if there is one; return the events.
+
+        `is_cut`: the answer ends within a call.
+        """
+        block = self._open
         if block is None:
             return []
-        self._open, self._text, self._text_delta = None, [], None
         told: list[bytes] = []
+        if isinstance(block, ToolUseBlock):
+            told += self._more_input(self._input.finish(is_cut=is_cut))
+        text = "".join(self._text)
+        self._open, self._text, self._text_delta = None, [], None
         match block:
             case TextBlock():
                 block.text = text
@@ -97,10 +105,14 @@ class OutputBlocks:
         if piece.name is not None or not isinstance(self._open, ToolUseBlock):
             call_id = self._make_call_id(0, piece)
             told += self._begin(ToolUseBlock(id=call_id, name=piece.name or ""))
-        if piece.arguments:
-            self._text.append(piece.arguments)
-            told.append(self._delta(MoreInput(partial_json=piece.arguments)))
-        return told
+            self._input = ToolInput()
+        return told + self._more_input(self._input.push(piece.arguments))
+
+    def _more_input(self, text: str) -> list[bytes]:
+        if not text:
+            return []
+        self._text.append(text)
+        return [self._delta(MoreInput(partial_json=text))]
 
     def _begin(self, block: Block) -> list[bytes]:
         told = self.close()

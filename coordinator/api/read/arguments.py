@@ -13,7 +13,7 @@ from typing import Any
 from coordinator.api.read.json_text import JsonReader, NotJson
 from pdserve.shared.errors import InvalidRequest
 
-_WHOLE = "arguments"  # the name under which a text is shown that is no object
+WHOLE = "arguments"  # the name under which a text is shown that is no object
 _CLOSING = {"{": "}", "[": "]"}
 # Brackets, and strings: also one that does not end, else each quote in it would be tried.
 _TOKEN = re.compile(r"""[{}\[\],]|"(?:[^"\\]|\\.)*+(?P<is_ended>")?""", re.DOTALL)
@@ -34,7 +34,7 @@ def read_arguments(text: str, reader: JsonReader) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
         break
-    return {_WHOLE: text}
+    return {WHOLE: text}
 
 
 def _candidates(text: str) -> Iterator[str]:
