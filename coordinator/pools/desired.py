@@ -130,7 +130,7 @@ class DesiredNodes:
             pool = self._pools.setdefault(role, _Pool(attached))
             pool.attached = attached
             is_new = now_s - self._began_s < RETURN_S
-            pool.desired = max(1, pool.desired, attached if is_new else 0)
+            pool.desired = max(1, pool.desired, demand.ready if is_new else 0)
             if demand.ready:
                 self._look(pool, demand, self._foresee(role, demand))
             else:  # nothing is known: what there is has to come up
