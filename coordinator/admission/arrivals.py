@@ -16,6 +16,7 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from math import exp, nan
+from operator import mul
 from typing import Final, Literal
 
 import msgspec
@@ -33,7 +34,7 @@ RECENT_S: Final = _RECENT * BIN_S
 _LINE: Final = 12  # bins
 _NEW_DAY: Final = 0.3  # weight of the latest day in the pattern
 _KEPT: Final = exp(-BIN_S / DAY_S)  # of former errors, with each bin
-_NEWEST: Final = 0.02  # weight of the latest request in the mean time of prompts
+_NEWEST: Final = 0.02  # weight of the latest request in means
 
 Way = Literal["last", "trend", "daily"]
 _PREFERRED: Final[tuple[Way, ...]] = ("daily", "last", "trend")  # among equally good ones
@@ -43,8 +44,10 @@ class DayOfClass(msgspec.Struct, frozen=True):
     """What former days had of one class."""
 
     rates: list[float | None]  # requests/s by slots of the day; None: not known
-    prompt_s: float  # mean time of a prompt on an idle node
+    prompt_s: float  # as in `_OfClass`
     off: dict[Way, float]  # by how much each way to forecast was off lately
+    steps: float = 0.0  # as in `_OfClass`
+    held: float = 0.0
 
 
 class Pattern(msgspec.Struct, frozen=True):
@@ -58,7 +61,9 @@ class Pattern(msgspec.Struct, frozen=True):
 class _OfClass:
     """The arrivals of one class."""
 
-    prompt_s: float = 0.0  # mean time of a prompt on an idle node
+    prompt_s: float = 0.0  # mean time of a prompt on an idle node,
+    steps: float = 0.0  # of expected tokens of an answer,
+    held: float = 0.0  # and of tokens of KV, summed over these steps
     num_open: int = 0  # in the bin that is not over
     bins: deque[int] = field(default_factory=lambda: deque(maxlen=_LINE))
     num_bins: int = 0
@@ -67,29 +72,35 @@ class _OfClass:
     due: deque[dict[Way, float]] = field(default_factory=deque)  # forecasts of coming bins
     off: dict[Way, float] = field(default_factory=lambda: dict.fromkeys(_PREFERRED, 0.0))
 
-    def observe(self, prompt_s: float) -> None:
+    def observe(self, prompt_s: float, num_prompt: int, num_output: float) -> None:
         self.num_open += 1
-        if prompt_s:
-            self.prompt_s += (prompt_s - self.prompt_s) * (_NEWEST if self.prompt_s else 1.0)
+        held = num_output * (num_prompt + num_output / 2)
+        self.prompt_s = _moved(self.prompt_s, prompt_s)
+        self.steps, self.held = _moved(self.steps, num_output), _moved(self.held, held)
 
     def go_on(self, day: DayOfClass, slots: int) -> None:
         """Go on with what was known so many slots ago."""
         known = [nan if rate is None else rate for rate in day.rates]
         slots %= _NUM_SLOTS
         self.day = array("d", known[slots:] + known[:slots])
-        self.prompt_s, self.off = day.prompt_s, {way: day.off[way] for way in _PREFERRED}
+        self.off = {way: day.off[way] for way in _PREFERRED}
+        self.prompt_s, self.steps, self.held = day.prompt_s, day.steps, day.held
 
     def known_day(self) -> DayOfClass:
         """Return what is known, from the present slot on."""
         slot = self.num_bins // _SLOT_BINS % _NUM_SLOTS
         rates = [*self.day[slot:], *self.day[:slot]]
         known = [None if rate != rate else round(rate, 4) for rate in rates]
-        return DayOfClass(known, self.prompt_s, dict(self.off))
+        return DayOfClass(known, self.prompt_s, dict(self.off), self.steps, self.held)
+
+    def recent_rate(self, over_s: float) -> float:
+        """Return the mean rate of the last bins, for about so long."""
+        recent = [*self.bins][-max(1, round(over_s / BIN_S)) :]
+        return sum(recent) / (len(recent) * BIN_S) if recent else 0.0
 
     def rate(self, way: Way, in_s: float) -> float:
         """Return the rate that is forecast for so many seconds from now, in requests/s."""
-        recent = [*self.bins][-_RECENT:]
-        last = sum(recent) / (len(recent) * BIN_S) if recent else 0.0
+        last = self.recent_rate(RECENT_S)
         match way:
             case "trend" if len(self.bins) == _LINE:
                 middle = (_LINE - 1) / 2
@@ -134,6 +145,11 @@ class _OfClass:
         return self.day[int(self.num_bins * BIN_S + in_s) // round(_SLOT_S) % _NUM_SLOTS]
 
 
+def _moved(mean: float, value: float) -> float:
+    """Return a moving mean with one more value; 0: nobody knows."""
+    return mean + (value - mean) * (_NEWEST if mean else 1.0) if value else mean
+
+
 class Arrivals:
     """The arrivals at one coordinator, by its clock."""
 
@@ -143,14 +159,24 @@ class Arrivals:
         # By how many requests forecasts of a minute ahead were off, bin by bin.
         self.num_off: dict[Literal["forecast", "last"], float] = {"forecast": 0.0, "last": 0.0}
 
-    def observe(self, slo_class: str, prompt_s: float, now_s: float) -> None:
-        """Count a request whose prompt takes so long on an idle node; 0: nobody knows."""
+    def observe(
+        self,
+        slo_class: str,
+        prompt_s: float,
+        now_s: float,
+        num_prompt: int = 0,
+        num_output: float = 0.0,
+    ) -> None:
+        """Count a request whose prompt takes so long on an idle node; 0: nobody knows.
+
+        `num_prompt`, `num_output`: its tokens, and those that are expected; 0: nobody knows.
+        """
         if self._until_s is None:
             self._until_s = now_s + BIN_S
         self.look(now_s)
         if slo_class not in self._by_class and len(self._by_class) >= MOST_CLASSES:
             slo_class = next(reversed(self._by_class))
-        self._by_class.setdefault(slo_class, _OfClass()).observe(prompt_s)
+        self._by_class.setdefault(slo_class, _OfClass()).observe(prompt_s, num_prompt, num_output)
 
     def pattern(self, time_s: float) -> Pattern:
         """Return what is to be kept; `time_s`: since 1970."""
@@ -190,9 +216,24 @@ class Arrivals:
 
     def recent_rate(self, over_s: float) -> float:
         """Return the mean rate of the last bins, for about so long but two minutes at most."""
-        number = min(max(1, round(over_s / BIN_S)), _LINE)
-        recent = [[*of_class.bins][-number:] for of_class in self._by_class.values()]
-        return sum(sum(bins) / (len(bins) * BIN_S) for bins in recent if bins)
+        return sum(of_class.recent_rate(over_s) for of_class in self._by_class.values())
+
+    def growth(self, in_s: float, over_s: float) -> float:
+        """Return how many times as much will come then for decode nodes, as has come for so long.
+
+        Of tokens or of KV, whichever grows more: a class with long contexts or answers counts for
+        as many of others as it takes. By requests, if nothing is known of these.
+        """
+        classes = [*self._by_class.values()]
+        then = [each.rate(each.best, in_s) for each in classes]
+        lately = [each.recent_rate(over_s) for each in classes]
+        grown = []
+        for sizes in ([each.steps for each in classes], [each.held for each in classes]):
+            usual = sum(sizes) / len(sizes) if any(sizes) else 1.0
+            known = [size or usual for size in sizes]
+            before = sum(map(mul, lately, known))
+            grown.append(sum(map(mul, then, known)) / before if before else 1.0)
+        return max(grown, default=1.0)
 
     def forecast(self, in_s: float) -> tuple[float, float]:
         """Return what comes then: requests/s, and nodes that their prompts keep busy."""

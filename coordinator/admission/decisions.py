@@ -31,6 +31,11 @@ class PredictedTimes(Protocol):
         ...
 
     @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        ...
+
+    @property
     def uncached_tokens(self) -> int:
         """Prompt tokens that have to be computed."""
         ...
@@ -63,6 +68,7 @@ class Awaited:
     prompt_s: float  # its own
     tpot_s: float = 0.0
     idle_tpot_s: float = 0.0
+    prompt_tokens: int = 0
     uncached_tokens: int = 0
     output_tokens: int = 0
 

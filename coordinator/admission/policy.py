@@ -126,7 +126,13 @@ class Admission(Generic[T]):
         `slo` is what is left of its promise. `tpot_within_s` returns the seconds until a given TPOT
         will be possible, or None if that is beyond the forecast.
         """
-        self.arrivals.observe(slo.name, predicted.idle_ttft_s, now_s)
+        self.arrivals.observe(
+            slo.name,
+            predicted.idle_ttft_s,
+            now_s,
+            predicted.prompt_tokens,
+            predicted.output_tokens,
+        )
         decision = self._decide(slo, predicted, now_s, tpot_within_s, num_answers)
         if isinstance(decision, Refuse):
             self.num_refused[decision.reason] += 1

@@ -50,7 +50,7 @@ class Ahead:
     demand: PoolDemand
     price: float  # of a node, relative to the mean of both pools
     start_s: float  # until a node that is added works
-    growth: list[float]  # at each step: arrivals, relative to those that the load is about
+    growth: list[float]  # at each step: tokens or KV, relative to what the load is about
     busy: list[float]  # nodes that prompts keep busy
     rates: list[float]  # requests/s
     stress: float = 1.2  # times what is forecast must be borne before a node goes
@@ -132,7 +132,7 @@ class LookAhead:
             demand,
             price=self._prices[role] * len(self._prices) / sum(self._prices.values()),
             start_s=start_s,
-            growth=[rate / present if present else 1.0 for rate, _ in forecasts],
+            growth=[arrivals.growth(index * STEP_S, NEW_S) for index in steps],
             busy=[self._work * busy for _, busy in forecasts],
             rates=[rate for rate, _ in forecasts],
             stress=1.0 + max(LEAST_STRESS, DEVIATIONS / sqrt(max(1.0, present * RECENT_S))),

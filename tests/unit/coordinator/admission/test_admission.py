@@ -31,6 +31,7 @@ class Predicted:
     tpot_s: float = 0.02
     idle_ttft_s: float = 0.5
     idle_tpot_s: float = 0.02
+    prompt_tokens: int = 100
     uncached_tokens: int = 100
     output_tokens: int = 20
 

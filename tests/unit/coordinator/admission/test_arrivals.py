@@ -59,6 +59,27 @@ def test_what_repeats_daily_is_forecast_from_the_second_day_on() -> None:
     assert arrivals.forecast(LEAD_S)[0] == pytest.approx(0.2, abs=0.2)
 
 
+def test_a_class_counts_for_the_tokens_and_the_kv_that_it_takes() -> None:
+    """As many requests as before, but long ones come instead of chats."""
+    arrivals = Arrivals()
+    for number in range(8 * 240):
+        at_s = number / 8
+        is_long = int((number + 1) ** 2 / 16 / 480) > int(number**2 / 16 / 480)  # half by the end
+        arrivals.observe("long" if is_long else "chat", 0.5, at_s, 4000 if is_long else 50, 50)
+    arrivals.look(240.0)
+    present = arrivals.recent_rate(60.0)
+    assert arrivals.forecast(60.0)[0] == pytest.approx(present, rel=0.05), "of requests as many"
+    grown = arrivals.growth(60.0, 60.0)
+    same = Arrivals()
+    for second in range(240):
+        same.observe("chat", 0.5, float(second), 50, 50)
+    same.look(240.0)
+    assert same.growth(60.0, 60.0) == pytest.approx(1.0, abs=0.01)
+    assert grown > 1.2, "their KV is 54 times that of a chat"
+    unknown = feed(Arrivals(), lambda now_s: 1.0 if now_s < 300 else 4.0, 0.0, 340.0)
+    assert unknown.growth(60.0, 60.0) == pytest.approx(4.0 / 3.0, rel=0.1), "by requests"
+
+
 def test_a_silent_minute_is_a_rate_of_none() -> None:
     arrivals = feed(Arrivals(), lambda now_s: 1.0, 0.0, 300.0)
     arrivals.look(400.0)
