@@ -164,7 +164,11 @@ class Tokenizer:
         """Encode a text; `add_special_tokens` lets the post-processor add BOS and so on."""
         # The fast variant skips character offsets, which take most of the time under the GIL.
         encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return [*map(self._ids.__getitem__, encodings[0].ids)]
+        ids = encodings[0].ids
+        try:
+            return [*map(self._ids.__getitem__, ids)]
+        except IndexError:  # a post-processor may add what no token is
+            return ids
 
     def encode_fitting(
         self, text: str, *, add_special_tokens: bool, max_tokens: int | None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from coordinator.text import TemplateInput, Tokenizer
 from coordinator.text.tokenizer import LONG_TEXT_CHARS
@@ -60,6 +61,18 @@ def test_the_post_processor_alone_adds_bos(tmp_path: Path) -> None:
     ours = Tokenizer.from_checkpoint(folder)
     assert ours.encode("x", add_special_tokens=True)[0] == 0
     assert ours.encode("x", add_special_tokens=False)[0] != 0
+
+
+def test_prompts_share_their_ids_but_for_those_of_no_token() -> None:
+    backend = tokenizers.Tokenizer.from_str(made.byte_level_json())
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 100_000)]
+    )
+    ours = Tokenizer(backend)
+    (first,), (second,) = (ours.encode("<think>", add_special_tokens=False) for _ in range(2))
+    assert first > 256  # which Python shares anyway
+    assert first is second
+    assert ours.encode("<think>", add_special_tokens=True) == [100_000, first]
 
 
 def test_config_marks_tokens_as_special(tmp_path: Path) -> None:
