@@ -51,7 +51,7 @@ def write_models(folder: Path, shared: str) -> dict[str, Path]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(SECONDS + 3 * ANSWER_S + START_S)
+@pytest.mark.timeout(SECONDS + 4 * ANSWER_S + START_S)
 @pytest.mark.parametrize("case", CASES)
 async def test_each_token_is_of_the_model_that_was_asked(case: str, tmp_path: Path) -> None:
     mode, shared = CASES[case]
@@ -94,15 +94,17 @@ async def test_each_token_is_of_the_model_that_was_asked(case: str, tmp_path: Pa
                     with suppress(TimeoutError):  # some wakes are to succeed
                         await asyncio.wait_for(over.wait(), random.uniform(0.0, 4.0))
 
-        async with asyncio.timeout(SECONDS + ANSWER_S + START_S), asyncio.TaskGroup() as tasks:
+        async def enough() -> bool:  # also on a busy machine
+            return killed.total() > 0 and all(answered[name] for name in NAMES[:3])
+
+        async with asyncio.timeout(SECONDS + 3 * ANSWER_S), asyncio.TaskGroup() as tasks:
             for _ in range(STREAMS):
                 tasks.create_task(ask())
             tasks.create_task(kill())
             await asyncio.sleep(SECONDS)
+            await poll(enough, 2 * ANSWER_S, lambda: f"{answered} answered, killed: {killed}")
             over.set()
         await fleet.wait_back()
-    assert all(answered[name] for name in NAMES[:3]), answered
-    assert killed, "a node died as it slept or woke"
     sys.stderr.write(f"{case}: {dict(answered)} answered, killed: {dict(killed)}\n")
 
 
@@ -116,7 +118,7 @@ async def _that_writes(fleet: Fleet, moment: str, over: asyncio.Event) -> str | 
         found.extend(_nodes(new, moment, fleet.node_names))
         return bool(found) or over.is_set()
 
-    await poll(is_there, SECONDS + ANSWER_S, lambda: f"nobody wrote {moment!r}")
+    await poll(is_there, SECONDS + 3 * ANSWER_S, lambda: f"nobody wrote {moment!r}")
     return found[0] if found else None
 
 

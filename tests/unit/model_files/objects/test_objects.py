@@ -139,8 +139,9 @@ def test_damage_is_found_by_its_sums(server: BadServer) -> None:
     bad = bytearray(good)
     bad[len(bad) // 3] ^= 1
     server.put(f"models/demo/{WEIGHTS}", bytes(bad))
-    with pytest.raises(ModelError, match=rf"{WEIGHTS} is damaged: its SHA-256 is"):
+    with pytest.raises(ModelError, match=rf"{WEIGHTS} is damaged: its SHA-256 is") as told:
         resolve_checkpoint(url_of(server))
+    assert "\n" not in str(told.value)
     server.put(f"models/demo/{WEIGHTS}", good)
     assert resolve_checkpoint(url_of(server)) == found
 
@@ -160,8 +161,9 @@ def test_without_its_store_a_model_that_is_here_is_used(
     server.is_down = True
     assert resolve_checkpoint(url_of(server)) == found
     assert "what was fetched last is used" in caplog.text
-    with pytest.raises(NotNow, match="cannot be read now"):
+    with pytest.raises(NotNow, match="cannot be read now") as told:
         resolve_checkpoint(url_of(server, "other"))
+    assert "\n" not in str(told.value)
 
 
 def test_there_must_be_room(
