@@ -47,6 +47,7 @@ async def up(machines: Machines, tiny_checkpoint: Path) -> AsyncIterator[tuple[U
         running = processes("--node-id=")
         end = await child.stop(STOP_S)
         assert end.returncode == 0, "\n".join(up.lines)
+        assert not [line for line in up.lines if "SIGTERM received" in line], "as if it crashed"
         gone, alive = psutil.wait_procs(running, timeout=STOP_S)
         assert gone
         assert not alive

@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -92,6 +94,9 @@ class OnRay:
         nodes = cluster_nodes(config)
         check_no_places(nodes)
         await asyncio.to_thread(_connect, config.on)
+        if threading.current_thread() is threading.main_thread():
+            # Ray's own writes a stack, as of a crash, before it calls the one that was there.
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         self._demand = demand(config.engine, len(nodes), machines)
         if config.mode == "multiplexed":
