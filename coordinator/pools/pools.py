@@ -53,6 +53,7 @@ class Pools:
         self._registry = registry
         self._incarnation = incarnation
         self._clock = clock
+        self._began_s = clock.now()
         self._loads = PoolLoads(registry, promises, router.node_outlook, clock)
         self._loads.watch(metrics)
         self.changes = RoleChanges(registry, config.mode, metrics)
@@ -89,7 +90,7 @@ class Pools:
             registry,
             self.changes,
             lambda: self._desired.numbers,
-            self._leads,
+            self._may_give,
             flips=config.routing.rebalance,
         )
 
@@ -123,6 +124,11 @@ class Pools:
                 carry_out(turn, self.changes, self._desired)
 
         return ticking(self._config.timeouts.heartbeat_s, "rebalancing", look)
+
+    def _may_give(self) -> bool:
+        """Whether nodes on standby may begin: not before others have had time to come back."""
+        is_new = self._clock.now() - self._began_s < self._config.timeouts.liveness_s
+        return self._leads() and not is_new
 
     def _leads(self) -> bool:
         return self._registry.are_led_by(self._incarnation)

@@ -21,7 +21,7 @@ from coordinator.service import CoordinatorService
 from pdserve.findings.checks import findings
 from pdserve.findings.finding import Level
 from pdserve.metrics import CoordinatorMetrics, pieces_of_all
-from pdserve.protocol import Drain, NodeHello, NodeRole, NodeState, Welcome
+from pdserve.protocol import Drain, NodeHello, NodeRole, NodeState, SetRole, Welcome
 from pdserve.protocol.status import ClusterStatus, NodeStatus, WaitingClass
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import CheckpointConfig, CoordinatorConfig
@@ -145,6 +145,24 @@ def test_each_coordinator_has_what_waits_for_it_woken(
         monkeypatch.setattr(second, "now", partial(replace, asked))
         served.look()
         assert said_to(node) == orders
+
+
+def test_a_node_on_standby_is_not_taken_for_those_that_are_about_to_come_back(
+    served: ServedModels,
+) -> None:
+    """The coordinator was started again."""
+    first, clock = served.clusters[0], served._clock
+    assert isinstance(clock, ManualClock)
+    waiting = join(first.registry, "w", NodeRole.DECODE, state=NodeState.LOADING)
+    report(first.registry, waiting, NodeRole.DECODE, state=NodeState.LOADING, is_standby=True)
+    for _ in range(3):
+        first.pools.look(1)
+        assert said_to(waiting) == []
+        clock.advance(0.5)
+    clock.advance(SharedTimeouts().liveness_s)
+    first.pools.look(1)
+    (order,) = said_to(waiting)
+    assert isinstance(order, SetRole)
 
 
 def test_places_on_nodes_are_bounded_for_all_models_together(served: ServedModels) -> None:
