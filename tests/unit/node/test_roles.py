@@ -256,3 +256,5 @@ def test_whenever_the_role_changes_every_leg_is_served(moves: list[str]) -> None
 @pytest.mark.parametrize(("mode", "told"), [("auto", ""), ("off", "speculation.mode is off")])
 def test_a_node_says_why_it_guesses_nothing(mode: str, told: str) -> None:
     assert no_drafts(SpeculationConfig(mode=mode)) == told
+    of_states = "the model has states, which wrong drafts would change for good"
+    assert no_drafts(SpeculationConfig(mode=mode), has_states=True) == (told or of_states)
