@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
+from zlib import crc32
 
 from msgspec.structs import replace
 
@@ -21,6 +23,7 @@ from pdserve.measured.calibration import Calibration, Range
 from pdserve.protocol import Slo
 from pdserve.shared.errors import CalibrationError
 
+_TURNS: Final = 61
 _HOLD = 0.9  # share of the TTFT for which token 1 may be held back, as service classes have it
 
 
@@ -64,6 +67,14 @@ def most_tokens(calibration: Calibration) -> int:
     return min(limits.max_model_len, layout.tokens_in(num_blocks))
 
 
+def turn_at(rate: float) -> int:
+    """Return which of a workload's requests come at a rate: others at each.
+
+    With the same ones, one unlucky series would move the whole curve.
+    """
+    return crc32(f"{rate:.6g}".encode()) % _TURNS
+
+
 def calls_of(
     case: CompareCase,
     rate: float,
@@ -80,7 +91,7 @@ def calls_of(
     if promise is not None:
         hold_s = _HOLD * promise.ttft_s
         slo = Slo(ttft_s=promise.ttft_s, tpot_s=promise.tpot_s, hold_s=hold_s)
-    for sketch in case.workload.sketched(rate, count):
+    for sketch in case.workload.sketched(rate, count, turn_at(rate)):
         ranges.check(sketch)
         yield call_of(sketch, sketch.at_s, case.workload.block_tokens, slo)
 

@@ -40,6 +40,7 @@ from pdserve.commands.simulation.predict.load import (
     capacity,
     most_tokens,
     rows_of,
+    turn_at,
 )
 from pdserve.commands.simulation.predict.parts import Parts
 from pdserve.commands.simulation.validate.config import PredictionConfig
@@ -234,7 +235,7 @@ def _predicted(
 ) -> list[simulated.Result]:  # fmt: skip
     """Simulate a run to its end, which comes when its client gives up."""
     count = _count(config, case, rate, promise)
-    requests = case.workload.timed(rate, count)
+    requests = case.workload.timed(rate, count, turn_at(rate))
     begin_s = max(request.at_s for request in requests if request.after is None)
     until_s = begin_s + longest_s(requests, drain_s(promise, requests))
     unstopped = replace(rig, target=0.0)  # however late requests are
@@ -287,7 +288,7 @@ async def _measure(
             while left:
                 rate = left.pop(0)
                 count = _count(config, case, rate, promise)
-                requests = case.workload.timed(rate, count)
+                requests = case.workload.timed(rate, count, turn_at(rate))
                 before = await scrape(front)
                 sent = client.run(requests, f"at-{rate}", drain_s(promise, requests))
                 found, recording = await reader.during(sent, _READ_S)

@@ -25,7 +25,14 @@ from pdserve.commands.simulation.outcome import Outcome
 from pdserve.commands.simulation.predict.answer import load_calibration
 from pdserve.commands.simulation.predict.deployment import Deployment, Result, Rig, run
 from pdserve.commands.simulation.predict.goodput import find_goodput, pooled
-from pdserve.commands.simulation.predict.load import BatchOutside, Question, Ranged, call_of
+from pdserve.commands.simulation.predict.load import (
+    BatchOutside,
+    Question,
+    Ranged,
+    call_of,
+    calls_of,
+    turn_at,
+)
 from pdserve.commands.simulation.predict.tally import Tally
 from pdserve.commands.simulation.prompts import KnownPrompt
 from pdserve.measured.calibration import Calibration, Range, Residuals, write_calibration
@@ -274,15 +281,27 @@ def test_calls_that_could_not_follow_in_time_are_unfinished() -> None:
     assert unfinished["3"].token_times_s[-1] > 2.9
 
 
+def test_each_rate_has_requests_of_its_own() -> None:
+    """Else one unlucky series would move the whole curve, and no interval would show it."""
+    case, ranges = QUESTION.case(NOISY, 0), Ranged(NOISY, extrapolates=True)
+
+    def sent(rate: float) -> list[tuple[float, int]]:
+        made = calls_of(case, rate, 20, None, ranges)
+        return [(round(call.at_s * rate, 6), call.num_output) for call in made]
+
+    assert sent(2.0) == sent(2.0)
+    assert len({tuple(sent(rate)) for rate in (1.0, 1.5, 2.0, 3.0)}) == 4
+
+
 def test_a_run_that_is_cut_scores_each_request_that_its_client_has() -> None:
     question = Question(trace="", scenario="chats", length_scale=0.0, count=60)
     case = question.case(NOISY, 0)
-    count = len(list(case.workload.sketched(2.0, 60)))
+    sketches = [*case.workload.sketched(2.0, 60, turn_at(2.0))]
     patient = replace(rig(extrapolates=True), target=0.0)
-    begun_s = max(sketch.at_s for sketch in case.workload.sketched(2.0, 60)) + 1.0
+    begun_s = max(sketch.at_s for sketch in sketches) + 1.0
     cut = run(patient, PAIR, case, 2.0, 60, PROMISE, 0, begun_s)
     assert cut.score.unfinished > 0
-    assert cut.score.sent == count
+    assert cut.score.sent == len(sketches)
     assert cut.seconds == begun_s
 
 

@@ -168,10 +168,11 @@ def is_answered(verdict: Verdict) -> bool:
     matrix(
         [
             (per_s, times, scenario)
-            for per_s in (0.5, 10.0, 100.0, 500.0)
+            for per_s in (0.5, 10.0, 100.0)
             for times in (1.25, 1.0)
             for scenario in ("short-prompts", "long-prompts")
-        ],
+        ]
+        + [(500.0, 1.25, "short-prompts")],
         1,
     ),
 )
