@@ -212,7 +212,7 @@ def test_a_load_beyond_the_calibration_is_refused(tmp_path: Path) -> None:
     narrow = {"calibration": str(tmp_path / "narrow.json")}
     with pytest.raises(CalibrationError, match="outside of what was calibrated, 1 to 20"):
         answer(PlanConfig(**(vars_of(LOAD) | narrow)))
-    calibration["ranges"] |= {"prompt_tokens": [1, 32768], "batch": [1, 22]}
+    calibration["ranges"] |= {"prompt_tokens": [1, 32768], "batch": [1, 16]}
     (tmp_path / "narrow.json").write_text(json.dumps(calibration))
     modes = {"modes": ["disaggregated"], "max_nodes": 6, "rate": 25.0}
     plan = answer(PlanConfig(**(vars_of(LOAD) | narrow | modes)))
