@@ -35,6 +35,7 @@ from tests.unit.engine_cuda.test_staging import make_batch, tensors
 from tests.unit.engine_model.harness import Node, make_prompt
 
 CPU = torch.device("cpu")
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss"]
 CUDA = torch.device("cuda", 0)
 BUCKETS = (1, 2, 4, 8)
 PIECES = (8, 16, 32)  # numbers of rows
@@ -63,7 +64,7 @@ def tokens(node: Node, chunk: int = 13) -> list[list[int]]:
     return [request.output_token_ids for request in requests]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_it_gives_the_cpu_s_tokens(tmp_path: Path, family: str) -> None:
     """Chunks of prompts beside decode rows by pieces, then decode steps by graphs; greedy,
     float32.

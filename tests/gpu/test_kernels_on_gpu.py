@@ -59,6 +59,24 @@ def test_a_row_s_bits_are_its_own(dtype: torch.dtype, window: int | None) -> Non
             assert torch.equal(found, together[start + first : start + last])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_heads", [1, 16, 128])
+def test_latent_rows(num_heads: int, dtype: torch.dtype) -> None:
+    """DeepSeek's, and others that fill no power of two."""
+    for row_dim, value_dim in ((576, 512), (90, 70)):
+        shape = Shape(1, num_heads, row_dim, dtype=dtype, value_dim=value_dim)
+        case = make_case(shape, [(1, 3000), (70, 60), (5, 0)])
+        checks.check_attention(TritonAttention(), checks.on(case, CUDA), None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 128])
+def test_sinks(window: int | None, dtype: torch.dtype) -> None:
+    shape = Shape(8, 8, 64, dtype=dtype, has_sinks=True)
+    case = make_case(shape, [(1, 3000), (70, 60), (5, 0)])
+    checks.check_attention(TritonAttention(), checks.on(case, CUDA), window)
+
+
 @pytest.mark.parametrize("kind", LIBRARIES, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("window", [None, 50])
@@ -84,6 +102,7 @@ def test_rows(shape: tuple[int, int], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("sizes", [(3, 2, 40, 24), (8, 2, 512, 1000), (128, 8, 256, 96)])
 def test_experts(num_rows: int, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     checks.check_experts(num_rows, sizes, dtype, CUDA)
+    checks.check_experts(num_rows, sizes, dtype, CUDA, is_gpt_oss=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -80,6 +80,9 @@ def cuda_decoders(
         ("llama", 2, 2, {"vocab_size": 319}),
         pytest.param("qwen3", 1, 2, {"num_hidden_layers": 3}, marks=pytest.mark.long),
         pytest.param("olmo2", 2, 1, {}, marks=pytest.mark.long),
+        pytest.param("deepseek_v3", 2, 1, {}, marks=pytest.mark.long),
+        pytest.param("gpt_oss", 2, 1, {}, marks=pytest.mark.long),
+        pytest.param("gpt_oss", 1, 2, {}, marks=pytest.mark.long),
     ],
 )
 def test_tokens_are_those_of_one_rank(
