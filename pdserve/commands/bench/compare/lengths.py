@@ -7,7 +7,8 @@ and these are measured in turn.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from math import floor, log2
+from math import ceil, floor, log2
+from statistics import median
 from typing import Final
 
 from pdserve.commands.bench.compare.cases import CompareCase
@@ -15,7 +16,7 @@ from pdserve.commands.bench.compare.config import ComparePlan
 from pdserve.commands.bench.compare.report import Unloaded
 
 _FIRST: Final = 1 / 16  # factor on the lengths, which any machine can bear
-_SHORTEST: Final = 1 / 64
+_ANSWER: Final = 3.0  # tokens of the median answer at least, for a TPOT that means anything
 _ROUNDS: Final = 9  # of all modes, that a scenario needs: the first four find its crossings
 _MEASURING: Final = 0.6  # share of the time that is left for them
 _TTFTS: Final = 2.0  # promised ones that a run must last: what a burst survives is no rate
@@ -37,16 +38,16 @@ async def fitted(
         num_cases: that share the time.
         measure: sends a case to an idle cluster.
     """
-    factor, was_too_long = _FIRST, False
     if case.times is None:
         return case, await measure(case)
+    whole = median(request.num_output for request in case.sample(plan.least_requests))
+    shortest = min(1.0, 2.0 ** ceil(log2(_ANSWER / whole)))
+    factor, was_too_long = max(_FIRST, shortest), False
     while True:
         shortened = case.times(factor)
         idle = await measure(shortened)
         longer = -log2(_times(plan, shortened, idle, num_cases))
-        if not idle.median_tpot_s:
-            longer = 1.0  # so short that most answers are one token
-        wanted = min(1.0, max(_SHORTEST, factor * 2.0 ** floor(longer)))
+        wanted = min(1.0, max(shortest, factor * 2.0 ** floor(longer)))
         if wanted == factor or (wanted > factor and was_too_long):
             return shortened, idle
         factor, was_too_long = wanted, wanted < factor

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from pdserve.commands.bench.compare.cases import CompareCase, made_up
 from pdserve.commands.bench.compare.comparison import compare
 from pdserve.commands.bench.compare.config import CompareConfig
+from pdserve.commands.bench.compare.lengths import fitted
 from pdserve.commands.bench.compare.report import CompareReport, Unloaded
 from pdserve.commands.bench.compare.run import case_maker
 from pdserve.commands.bench.compare.runner import (
@@ -30,6 +33,7 @@ from pdserve.commands.bench.load.outcome import Outcome, Promise
 from pdserve.commands.bench.load.workload import TimedRequest
 from pdserve.shared.clock import ManualClock
 from tests.matrix import matrix
+from tests.unit.commands.bench.compare.made_reports import unloaded
 
 TEN_MINUTES_S = 600.0
 START_S = 4.0  # that a cluster takes to start
@@ -191,6 +195,17 @@ async def test_ten_minutes_tell_on_a_machine_of_any_speed(
         assert found.length_factor < 0.1
     elif per_s > 100:
         assert found.length_factor == 1.0
+
+
+async def test_however_slow_it_is_answers_keep_tokens_for_a_tpot() -> None:
+    async def measure(case: CompareCase) -> Unloaded:
+        return msgspec.structs.replace(unloaded(), burst_per_s=1e-3)
+
+    plan = CompareConfig(quick=True).plan
+    for name, shortest in (("short-prompts", 1 / 32), ("conversation", 1 / 8)):
+        case, _ = await fitted(plan, made_up(name, 8192, 0.0, 0), 1, measure)
+        assert case.length_factor == pytest.approx(shortest, rel=0.1)
+        assert np.median([request.num_output for request in case.sample(40)]) >= 2
 
 
 @pytest.mark.long
