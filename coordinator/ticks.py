@@ -14,20 +14,23 @@ log = logging.getLogger(__name__)
 async def ticking(
     every_s: float, name: str, look: Callable[[], object], begins: asyncio.Event | None = None
 ) -> AsyncIterator[None]:
-    """Call `look` at regular intervals meanwhile; if it raises, the log says that `name` ended.
+    """Call `look` at regular intervals meanwhile; the log says so if it raises.
 
     `begins`: set once there is anything to look at; None: there is from the start.
     """
 
     async def run() -> None:
-        try:
-            if begins is not None:
-                await begins.wait()
-            while True:
-                await asyncio.sleep(every_s)
+        said = ""
+        if begins is not None:
+            await begins.wait()
+        while True:
+            await asyncio.sleep(every_s)
+            try:
                 look()
-        except Exception:
-            log.exception("%s has ended", name)  # nothing awaits this task
+            except Exception as error:  # the next look may see what it can do something about
+                if (kind := repr(error)) != said:
+                    log.exception("%s failed; it goes on", name)
+                    said = kind
 
     task = asyncio.create_task(run())
     try:
