@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from coordinator.nodes.registry import Registry
+from coordinator.nodes.registry import Member, Registry
 from coordinator.pools.role_changes import NEEDED
 from pdserve.protocol import Drain
 from pdserve.settings.config import Mode
@@ -19,6 +19,8 @@ class Drains:
     def __init__(self, registry: Registry, mode: Mode) -> None:
         self._registry = registry
         self._mode = mode
+        self._asked: set[Member] = set()  # they may not have said yet that they drain
+        registry.on_lost(self._asked.discard)
 
     def order(self, node_id: str, *, force: bool = False) -> None:
         """Have a node finish what it runs, or move it elsewhere, and end.
@@ -36,11 +38,13 @@ class Drains:
                 f'there is no node "{node_id}"; attached: {names or "none"}', param="node"
             )
         role = member.role
-        if not force and role in NEEDED[self._mode] and self._registry.ready(role) == [member]:
+        others = {*self._registry.ready(role)} - self._asked - {member}
+        if not force and role in NEEDED[self._mode] and not others and member.is_ready:
             name = role.name.lower()
             raise RoleRefused(
                 f"{node_id} is the only ready {name} node, and {self._mode} mode needs one: "
                 "use force to drain it all the same"
             )
+        self._asked.add(member)
         log.info("%s is to drain", node_id)
         member.send(Drain())

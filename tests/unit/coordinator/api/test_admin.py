@@ -121,6 +121,20 @@ async def test_a_node_is_told_to_drain(registry: Registry) -> None:
     assert told.sent == [Drain()]
 
 
+async def test_the_last_of_a_pool_stays_though_the_others_have_not_said_that_they_drain(
+    registry: Registry,
+) -> None:
+    statuses = []
+    for member in registry.ready(D):
+        member.outbox = RecordingOutbox()  # type: ignore[assignment]
+    async with served(registry) as client:
+        for name in ("d0", "d1", "deaf"):
+            async with client.post("/admin/drain", json={"node": name}) as response:
+                statuses.append(response.status)
+    assert statuses == [200, 200, 409]
+    assert len(registry.ready(D)) == 3
+
+
 async def test_a_node_that_is_not_ready_may_drain_though_its_pool_has_none(
     registry: Registry,
 ) -> None:
