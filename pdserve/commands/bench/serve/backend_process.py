@@ -41,6 +41,8 @@ async def running(
 ) -> AsyncIterator[Started]:
     """Yield a server that is ready; one that is started here ends with the context.
 
+    From then on SIGTERM and SIGHUP end this process as Ctrl-C does: servers would outlive it.
+
     Args:
         backend: who it is.
         places: values of the names in its command, besides {port}.
@@ -57,6 +59,8 @@ async def running(
         port = reserved.port  # free from now on: not every server could listen on a reserved one
     argv = backend.argv({**places, "port": str(port)})
     tell(shlex.join(argv))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, signal.raise_signal, signal.SIGINT)
     try:
         child = Child(backend.name, argv, lambda name, line: None, lambda end: None)
     except OSError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -80,13 +79,7 @@ async def _measure(config: ServeBenchConfig, report: ServeReport) -> None:
 
 
 async def _in_turns(config: ServeBenchConfig, plan: ServePlan, report: ServeReport) -> None:
-    """Measure backends one after the other; SIGTERM ends it as Ctrl-C does.
-
-    Otherwise the servers that it has started would outlive it.
-    """
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
+    """Measure backends one after the other."""
     backends = config.backends
     places = _places(config, set[str]().union(*(one.places for one in backends)))
 
