@@ -28,6 +28,7 @@ _PART_OF_ESCAPE: Final = re.compile(
 )
 _WORD: Final = re.compile(r"[^ \t\r\n,\]}\[{:\"]+")
 _GOOD_WORD: Final = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_MOST_WORD: Final = 1024  # characters of a number: it is looked at again with each token
 _CLOSING: Final = {"{": "}", "[": "]"}
 
 
@@ -146,6 +147,7 @@ class ToolInput:
         """A number or a name; only what follows it says that it has ended."""
         end = _match_end(_WORD, self._rest, begin)
         if end == len(self._rest):
+            self._is_broken = end - begin > _MOST_WORD
             return at
         self._is_broken = _GOOD_WORD.fullmatch(self._rest, begin, end) is None
         if self._is_broken:

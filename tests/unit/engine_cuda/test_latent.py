@@ -5,7 +5,6 @@ Sizes are odd ones: a rank that is no multiple of 64, one head, one group of exp
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,29 +26,17 @@ from tests.matrix import matrix
 from tests.requests import make_request
 from tests.unit.engine_cuda.decoders import make_node
 from tests.unit.engine_model.harness import Node, make_prompt
+from tests.unit.engine_model.latent_models import LATENT, LATENT_MUTANTS, Mutant
 from tests.unit.engine_model.reference import assert_node_matches
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 CPU = torch.device("cpu")
-Mutant = Callable[[ModelConfig], ModelConfig]
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "v3 of one head": (
-        "deepseek_v3",
-        {"num_attention_heads": 1, "num_key_value_heads": 1, "kv_lora_rank": 70, "seed": 1},
-    ),
+    "v3 of one head": LATENT["v3 of one head"],
     "gpt-oss": ("gpt_oss", {"sliding_window": 5}),
-    "v3": ("deepseek_v3", {}),
-    "v3 of one group": (
-        "deepseek_v3",
-        {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "attention_bias": True},
-    ),
-    "v2": ("deepseek_v2", {}),
-    "v2 lite": (
-        "deepseek_v2",
-        {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
-    ),
+    **LATENT,
     "gpt-oss without grouping": (
         "gpt_oss",
         {"num_key_value_heads": 4, "hidden_size": 60, "sliding_window": 5},
@@ -79,18 +66,6 @@ def test_matches_transformers(case: str, tmp_path: Path) -> None:
     assert_node_matches(path, cuda_node(path), num_prompt=14, num_output=3)
 
 
-def rotating(**changes: Any) -> Mutant:
-    return lambda config: replace(
-        config, ropes=tuple(rope and replace(rope, **changes) for rope in config.ropes)
-    )
-
-
-def without_mscale(config: ModelConfig) -> ModelConfig:
-    assert config.latent is not None
-    plain = replace(config.arithmetic, attention_scale=config.latent.query_dim**-0.5)
-    return replace(config, arithmetic=plain)
-
-
 def without_clamps(config: ModelConfig) -> ModelConfig:
     return replace(config, arithmetic=replace(config.arithmetic, activation=Activation.SILU))
 
@@ -101,9 +76,7 @@ def without_windows(config: ModelConfig) -> ModelConfig:
 
 # Of a case: what is special of it, left out or done otherwise.
 MUTANTS: dict[str, tuple[str, Mutant]] = {
-    "no mscale on scores": ("v3", without_mscale),
-    "no mscale on angles": ("v3", rotating(attention_factor=1.0)),
-    "halves rotated, not neighbours": ("v3", rotating(is_interleaved=False)),
+    **LATENT_MUTANTS,
     "experts without clamps": ("gpt-oss", without_clamps),
     "no windows": ("gpt-oss", without_windows),
     "windows of other layers": (

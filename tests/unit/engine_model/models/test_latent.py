@@ -19,28 +19,8 @@ from tests.checkpoints import edit_config, make_checkpoint, with_plain_tensors
 from tests.matrix import matrix
 from tests.requests import make_request
 from tests.unit.engine_model.harness import EACH_DECODER, DecoderKind, Node, make_prompt
+from tests.unit.engine_model.latent_models import LATENT, LATENT_MUTANTS, Mutant, rotating
 from tests.unit.engine_model.reference import assert_matches
-
-Mutant = Callable[[ModelConfig], ModelConfig]
-
-
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "v2": ("deepseek_v2", {}),
-    "v2 lite": (
-        "deepseek_v2",
-        {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
-    ),
-    "v3": ("deepseek_v3", {}),
-    "v3 by halves": ("deepseek_v3", {"rope_interleave": False}),
-    "v3 of one head": (
-        "deepseek_v3",
-        {"num_attention_heads": 1, "num_key_value_heads": 1, "kv_lora_rank": 70, "seed": 1},
-    ),
-    "v3 of one group": (  # as Kimi K2
-        "deepseek_v3",
-        {"n_group": 1, "topk_group": 1, "norm_topk_prob": False, "attention_bias": True},
-    ),
-}
 
 
 def choosing(**changes: Any) -> Mutant:
@@ -52,28 +32,13 @@ def choosing(**changes: Any) -> Mutant:
     return change
 
 
-def rotating(**changes: Any) -> Mutant:
-    return lambda config: replace(
-        config, ropes=tuple(rope and replace(rope, **changes) for rope in config.ropes)
-    )
-
-
-def without_mscale(config: ModelConfig) -> ModelConfig:
-    assert config.latent is not None
-    plain = replace(config.arithmetic, attention_scale=config.latent.query_dim**-0.5)
-    return replace(config, arithmetic=plain)
-
-
 def with_unnormalised_weights(config: ModelConfig) -> ModelConfig:
     assert config.experts is not None
     return replace(config, experts=replace(config.experts, normalizes_weights=False))
 
 
-# Of a case: what is special of it, left out or done otherwise.
 MUTANTS: dict[str, tuple[str, Mutant]] = {
-    "no mscale on scores": ("v3", without_mscale),
-    "no mscale on angles": ("v3", rotating(attention_factor=1.0)),
-    "halves rotated, not neighbours": ("v3", rotating(is_interleaved=False)),
+    **LATENT_MUTANTS,
     "neighbours rotated, not halves": ("v3 by halves", rotating(is_interleaved=True)),
     "one group": ("v3", choosing(num_groups=1, num_chosen_groups=1)),
     "one group of V2": ("v2", choosing(num_groups=1, num_chosen_groups=1)),
@@ -85,11 +50,11 @@ MUTANTS: dict[str, tuple[str, Mutant]] = {
 
 
 @EACH_DECODER
-@pytest.mark.parametrize("case", matrix(CASES, 3))
+@pytest.mark.parametrize("case", matrix(LATENT, 3))
 def test_matches_transformers(
     case: str, kind: DecoderKind, checkpoint_of: Callable[..., Path]
 ) -> None:
-    family, overrides = CASES[case]
+    family, overrides = LATENT[case]
     assert_matches(checkpoint_of(family, **overrides), kind)
 
 
@@ -99,7 +64,7 @@ def test_what_is_special_matters(
 ) -> None:
     """Else the tests above would not tell whether it is there."""
     case, change = MUTANTS[mutant]
-    family, overrides = CASES[case]
+    family, overrides = LATENT[case]
     path = checkpoint_of(family, **overrides)
     prompt = make_prompt(60)
     right, wrong = (Node.load(path, kind, change=each).logits(prompt) for each in (None, change))

@@ -58,6 +58,14 @@ def test_a_call_that_ended_too_early_is_an_object_all_the_same() -> None:
     }
 
 
+def test_a_number_without_end_is_not_looked_at_for_ever() -> None:
+    number, given = "1" * 5000, ToolInput()
+    assert given.push('{"a": ') == '{"a": '
+    assert not any(given.push(number[at : at + 5]) for at in range(0, len(number), 5))
+    end = given.finish(is_cut=False)
+    assert json.loads('{"a": ' + end) == {"a": None, "arguments": '{"a": ' + number}
+
+
 @pytest.mark.parametrize("text", BROKEN)
 def test_what_is_no_json_is_told_whole_at_the_end(text: str) -> None:
     pieces = told(text)
