@@ -7,7 +7,9 @@ anew. That costs whoever it served before, so one node is moved at a time and po
     gain   requests in line for a model that is asleep, or has been too busy for BUSY_S. Each counts
            for one, and more the nearer its deadline is: two at the deadline. Those of a tenant
            count for less the more wakes were made for it lately, so that it cannot thrash.
-    cost   requests that run on the node, or wait for its model if that would be asleep.
+    cost   requests that run on the node, and the gain of its model's own if that would be asleep:
+           of two models that have half of what they need, one gives way, however many wakes were
+           made for those who wait.
 
 A node is taken from the model where it costs least, if the gain is larger; never below a model's
 `min`, and not before it was awake for MIN_AWAKE_S, or AWAKE_WAKES times as long as the wake takes,
@@ -225,7 +227,7 @@ class Wakes:
             return None
         has_places = self._where_awake(model, models)
         found = [
-            (self._cost(other, node), self._since_s[node.node_id][1], node)
+            (self._cost(other, node, now_s), other.name, self._since_s[node.node_id][1], node)
             for other in models
             if other.name != model.name
             for node in other.nodes
@@ -235,8 +237,8 @@ class Wakes:
         ]
         if not found:
             return None
-        cost, _, node = min(found, key=lambda one: one[:2])
-        if cost >= self._gain(model, now_s):
+        cost, from_name, _, node = min(found, key=lambda one: (one[0], one[2]))
+        if (cost, from_name) >= (self._gain(model, now_s), model.name):  # a draw has a winner, too
             return None
         self._orders[node.node_id] = _Ordered(model.name, node.role, node.incarnation, now_s)
         self.num_ordered[model.name] += 1
@@ -266,6 +268,6 @@ class Wakes:
             for node in model.nodes
         )
 
-    def _cost(self, model: ModelNow, node: AwakeNode) -> int:
+    def _cost(self, model: ModelNow, node: AwakeNode, now_s: float) -> float:
         is_last = self._num_staying(model, node.role) == 1
-        return node.num_requests + (len(model.waiting) if is_last else 0)
+        return node.num_requests + (self._gain(model, now_s) if is_last else 0.0)

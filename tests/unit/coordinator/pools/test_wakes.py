@@ -92,6 +92,21 @@ def test_the_last_node_of_a_model_is_missed_by_who_waits_for_it() -> None:
     assert wakes.decide(both, now_s) == []
 
 
+@pytest.mark.parametrize("waited_s", [(3.0, 5.0), (4.0, 4.0)])
+def test_of_two_models_that_have_half_of_what_they_need_one_gives_way(
+    waited_s: tuple[float, float],
+) -> None:
+    """However many wakes were made lately for the only tenant there is."""
+    own = {"a": [node("p0", P)], "b": [node("d0", D)]}
+    wakes, now_s = known(*(model(name, nodes) for name, nodes in own.items()), mode="disaggregated")
+    wakes._made_for.extend([(now_s, "")] * 50)
+    asked = [
+        model(name, own[name], waits(2, waited))
+        for name, waited in zip("ab", waited_s, strict=True)
+    ]
+    assert wakes.decide(asked, now_s) == [Wake("p0", "b")]
+
+
 def test_of_two_nodes_that_are_called_away_at_once_the_second_is_the_last() -> None:
     nodes = [node("d0"), node("d1")]
     wakes, now_s = known(model("a", nodes), model("b"), model("c"))
