@@ -37,7 +37,7 @@ from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import Node, make_prompt, moved
 from tests.unit.engine_model.models.test_families import CASES
-from tests.unit.engine_model.models.test_latent import CASES as LATENT_CASES
+from tests.unit.engine_model.latent_models import LATENT
 from tests.unit.engine_model.models.test_recurrent import CASES as RECURRENT_CASES
 from tests.unit.engine_model.ranks.ranked import ranked_node
 from tests.unit.engine_model.reference import assert_node_matches
@@ -80,7 +80,7 @@ def test_a_family_on_several_ranks_matches_transformers(
     checkpoint_of: Make, case: str, parallelism: Parallelism
 ) -> None:
     known = {name: ("qwen3_next", sizes) for name, sizes in RECURRENT_CASES.items()}
-    family, overrides = (CASES | LATENT_CASES | known)[case]
+    family, overrides = (CASES | LATENT | known)[case]
     path = checkpoint_of(family, **overrides)
     with ranked_node(path, parallelism) as (node, _):
         assert_node_matches(path, node)
