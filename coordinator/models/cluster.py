@@ -103,6 +103,7 @@ class ModelCluster:
             admission,
             metrics,
             model=files.name,
+            clock=clock,
             max_model_len=files.max_model_len,
             times=FlowTimes(config.timeouts.request_s, config.timeouts.resume_s),
             wanted=WantedNodes(
@@ -124,14 +125,18 @@ class ModelCluster:
     def now(self) -> ModelNow:
         """Return what decides whether its nodes wake and sleep."""
         now_s = self._clock.now()
+        in_line = (
+            Waiting(one.request.slo.tenant, one.waited_s(now_s), one.within_s) for one in self._line
+        )
+        stranded = (
+            Waiting(one.tenant, now_s - one.since_s, one.wait_s)
+            for one in self.flow.resumes.stranded()
+        )
         return ModelNow(
             name=self.name,
             least=self._least,
             nodes=[_as_seen(member) for member in self.registry],
-            waiting=[
-                Waiting(one.request.slo.tenant, one.waited_s(now_s), one.within_s)
-                for one in self._line
-            ],
+            waiting=[*in_line, *stranded],
         )
 
     @property

@@ -85,6 +85,8 @@ class ServedModels:
         ]
         if not is_one:
             self._watch(metrics)
+        for cluster in self.clusters:
+            cluster.registry.on_joined(self._forget_absence)
         self._incarnation = incarnation
         self._next_look: asyncio.TimerHandle | None = None  # for who has begun to wait
         self._clock = clock
@@ -145,9 +147,7 @@ class ServedModels:
     def absent(self) -> list[AbsentNode]:
         """Return the nodes that are missed, each once, those first that are missed for longest."""
         missed = {node.node_id: node for c in self.clusters for node in c.absent.nodes()}
-        here = {member.node_id for member in self}
-        left = [node for node in missed.values() if node.node_id not in here]
-        return sorted(left, key=lambda node: -node.since_s)
+        return sorted(missed.values(), key=lambda node: -node.since_s)
 
     def desired_nodes(self) -> dict[RoleName, int]:
         """Return how many nodes each pool should have, of all models together."""
@@ -171,6 +171,10 @@ class ServedModels:
             if member is not None:
                 log.info("%s is to become a node of %s", order.node_id, order.model)
                 member.send(Drain(become=order.model))
+
+    def _forget_absence(self, member: Member) -> None:
+        for cluster in self.clusters:
+            cluster.absent.forget(member.node_id)
 
     def _look_now(self) -> None:
         self._next_look = None

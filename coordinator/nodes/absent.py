@@ -26,7 +26,7 @@ class Absent:
         self._now = now
         self._noted: dict[tuple[Absence, str], tuple[float, str]] = {}  # (when, why), oldest first
         self._roles: dict[str, NodeRole] = {}  # of those that were lost
-        registry.on_joined(self._forget)
+        registry.on_joined(lambda member: self.forget(member.node_id))
         registry.on_lost(self._note_lost)
         registry.on_refused(lambda node_id, reason: self._note("refused", node_id, reason))
 
@@ -46,10 +46,11 @@ class Absent:
             for node in self.nodes()
         )
 
-    def _forget(self, member: Member) -> None:
+    def forget(self, node_id: str) -> None:
+        """It is back, perhaps as a node of another model."""
         for absence in KEPT_S:
-            self._noted.pop((absence, member.node_id), None)
-        self._roles.pop(member.node_id, None)
+            self._noted.pop((absence, node_id), None)
+        self._roles.pop(node_id, None)
 
     def _note_lost(self, member: Member) -> None:
         if member.load.state is not NodeState.DRAINING:

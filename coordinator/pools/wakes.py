@@ -4,7 +4,8 @@ A model is *asleep* without the nodes that its mode needs. Its weights are packe
 wakes as it in the running process: it drains, gives its KV back, maps the other file, and joins
 anew. That costs whoever it served before, so one node is moved at a time and pool, by this rule:
 
-    gain   requests in line for a model that is asleep, or has been too busy for BUSY_S. Each counts
+    gain   requests for a model that is asleep, whether in line or interrupted as their nodes left,
+           and those in line for one that has been too busy for BUSY_S. Each counts
            for one, and more the nearer its deadline is: two at the deadline. Those of a tenant
            count for less the more wakes were made for it lately, so that it cannot thrash.
     cost   requests that run on the node, and the gain of its model's own if that would be asleep:
@@ -47,7 +48,7 @@ LATELY_S: Final = 60.0  # for which a wake counts against the tenants that it wa
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request in line."""
+    """A request in line, or one whose nodes have gone."""
 
     tenant: str
     waited_s: float

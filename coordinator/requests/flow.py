@@ -134,7 +134,7 @@ class Flow:
             router, admission, metrics, self._clock, wanted.adapter_missing
         )
         self._by_leg = self._dispatcher.by_leg
-        self._resumes = Resumes(
+        self.resumes = Resumes(
             registry, self._dispatcher, metrics, self._clock, times.resume_s, wanted.comes_back
         )
         self._claims = Claims(registry, times.answer_s)
@@ -158,7 +158,7 @@ class Flow:
         watch_router(router, metrics)
         metrics.watch("inflight_requests", "Requests on the nodes", lambda: self.num_on_nodes)
         metrics.watch("ready", "1: a request that arrives now can be served", self.is_ready)
-        Departures(registry, router, self._by_leg, self._resumes, self._moves, metrics)
+        Departures(registry, router, self._by_leg, self.resumes, self._moves, metrics)
         registry.on_joined(self._note_lengths)
         registry.on_lost(self._note_lengths)
         registry.on_changed(lambda member: self._line_keeper.look())
@@ -245,7 +245,7 @@ class Flow:
             prompt = structs.replace(request.prompt, is_long=True)
             requests = [replace(request, prompt=prompt) for request in requests]
             request = requests[0]
-        self._resumes.quarantine.check(request)
+        self.resumes.quarantine.check(request)
         is_reusable = request.sampling.reuses_prefix
         hashes = PromptHashes(request.prompt, is_reusable=is_reusable)
         now_s = self._clock.now()
@@ -299,7 +299,7 @@ class Flow:
     def _postpone(self, running: RunningRequest, slo: Slo, error: NoNodeAvailable) -> None:
         lacks_adapter = self._dispatcher.lacks_adapter(running.request)
         wait_s = (running.request.wait_s or self._request_s) if lacks_adapter else None
-        self._resumes.postpone(running, slo, error, wait_s)
+        self.resumes.postpone(running, slo, error, wait_s)
 
     def _begin(self, answers: Sequence[RunningRequest], slo: Slo) -> None:
         """Send what no node had, when it is its turn, and what is to go on, now."""
@@ -310,7 +310,7 @@ class Flow:
             self._admission.will_follow((answer.request_id for answer in left), slo)
             for answer in left:
                 error = NoNodeAvailable("no node could take the request in time: send it again")
-                self._resumes.postpone(answer, slo, error)
+                self.resumes.postpone(answer, slo, error)
         elif first.request_id in self._admission.line:
             self._line_keeper.look()
         else:
@@ -381,7 +381,7 @@ class Flow:
         else:
             self._troubles.note((sender.node_id, failure.code), f"{failure.request_id}: {error}")
             is_step = type(error) is PdserveError  # and no transfer, or lack of room
-            self._resumes.interrupted(
+            self.resumes.interrupted(
                 running, error_of(failure), failure.code, failure.request_id if is_step else ""
             )
 
@@ -418,7 +418,7 @@ class Flow:
             try:
                 self._dispatcher.follow(sibling, dispatch.slo)
             except NoNodeAvailable as error:
-                self._resumes.postpone(sibling, dispatch.slo, error)
+                self.resumes.postpone(sibling, dispatch.slo, error)
         self._line_keeper.look()
         self._first_tokens.arrived(event, running, dispatch, sender)
 
@@ -428,14 +428,14 @@ class Flow:
             return
         running.deliver(event, sender)
         if not running.has_ended:  # whoever was to take it over has been lost since
-            self._resumes.interrupted(running, lost(has_token_one=True), "move_failed")
+            self.resumes.interrupted(running, lost(has_token_one=True), "move_failed")
 
     def _ended(self, running: RunningRequest, by_itself: bool) -> None:
         request_id = running.request_id
         del self._running[request_id]
         self._by_leg.pop(running.request.request_id, None)
         self._dispatcher.end_takeover(running, "the request has ended")
-        self._resumes.ended(running)
+        self.resumes.ended(running)
         if running.request.is_claimable:
             self._claims.ended(running)
         self._admission.line.leave(request_id)

@@ -71,6 +71,15 @@ class _Trouble:
         return self.waits_since_s + self.wait_s
 
 
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """An interrupted request that waits for a node."""
+
+    tenant: str
+    since_s: float
+    wait_s: float  # for which it waits
+
+
 class Resumes:
     """The interrupted requests of one coordinator."""
 
@@ -159,6 +168,13 @@ class Resumes:
             trouble.wait_s = wait_s
         self._wait(running)
         self.look()
+
+    def stranded(self) -> list[Stranded]:
+        """Return those that wait while there are no nodes: theirs were lost, or have left."""
+        if self._dispatcher.can_route:
+            return []
+        troubles = (self._troubles[request_id] for request_id in self._waiting)
+        return [Stranded(t.slo.tenant, t.waits_since_s, t.wait_s) for t in troubles]
 
     def ended(self, running: RunningRequest) -> None:
         """Forget a request."""

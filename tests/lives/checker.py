@@ -178,7 +178,7 @@ def leaks(world: World) -> list[str]:
 def _held_by_flow(world: World) -> list[str]:
     coordinator = world.coordinator
     flow: Any = coordinator.flow
-    resumes, moves = flow._resumes, flow._moves
+    resumes, moves = flow.resumes, flow._moves
     queues, decodes = coordinator.router._books.queues, coordinator.router._books.decodes
     held = {
         "requests": len(flow._running),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.generation import GenerationRequest
 from coordinator.models.files import ModelFiles, read_all_model_files
 from coordinator.models.model import Catalog, make_model
 from coordinator.models.overview import whole_status
@@ -21,7 +22,16 @@ from coordinator.service import CoordinatorService
 from pdserve.findings.checks import findings
 from pdserve.findings.finding import Level
 from pdserve.metrics import CoordinatorMetrics, pieces_of_all
-from pdserve.protocol import Drain, NodeHello, NodeRole, NodeState, SetRole, Welcome
+from pdserve.protocol import (
+    Drain,
+    NodeHello,
+    NodeRole,
+    NodeState,
+    Prompt,
+    SamplingParams,
+    SetRole,
+    Welcome,
+)
 from pdserve.protocol.status import ClusterStatus, NodeStatus, WaitingClass
 from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import CheckpointConfig, CoordinatorConfig
@@ -145,6 +155,35 @@ def test_each_coordinator_has_what_waits_for_it_woken(
         monkeypatch.setattr(second, "now", partial(replace, asked))
         served.look()
         assert said_to(node) == orders
+
+
+async def test_a_request_whose_nodes_have_gone_has_its_model_woken(
+    served: ServedModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in no line any more; the node that it was lost with comes back as another model's."""
+    first, second = served.clusters
+    clock = served._clock
+    assert isinstance(clock, ManualClock)
+    monkeypatch.setattr(first, "_least", {})
+    node = join(first.registry, "d0", NodeRole.DECODE, may_become=["other"])
+    prefill = join(second.registry, "p0", NodeRole.PREFILL)
+    lost = join(second.registry, "d1", NodeRole.DECODE)
+    for cluster, member in ((first, node), (second, prefill), (second, lost)):
+        report(cluster.registry, member, member.role, leader="1")
+    served.look()
+    running = second.flow.start(
+        GenerationRequest(request_id="r", prompt=Prompt([1, 2, 3]), sampling=SamplingParams())
+    )
+    clock.advance(MIN_AWAKE_S)
+    served.look()
+    assert said_to(node) == []
+    second.registry.remove(lost)
+    assert second.absent.misses(NodeRole.DECODE)
+    served.look()
+    assert said_to(node) == [Drain(become="other")]
+    join(first.registry, "d1", NodeRole.DECODE)
+    assert not second.absent.misses(NodeRole.DECODE)
+    running.cancel("the test is over")
 
 
 def test_a_node_on_standby_is_not_taken_for_those_that_are_about_to_come_back(

@@ -76,7 +76,7 @@ def assert_nothing_is_booked(cluster: PlayedCluster) -> None:
     """The router expects no prompt, no leg and no handoff any more."""
     assert cluster.flow.num_inflight == 0
     assert not cluster.flow._by_leg
-    resumes = cluster.flow._resumes
+    resumes = cluster.flow.resumes
     assert not resumes._troubles
     assert not resumes._waiting
     assert not resumes._under_way

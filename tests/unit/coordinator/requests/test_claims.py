@@ -45,7 +45,7 @@ def nodes(times: FlowTimes) -> Iterator[Nodes]:
     yield nodes
     assert nodes.flow.num_inflight == 0
     assert not nodes.flow._claims._asked
-    assert not nodes.flow._resumes._troubles
+    assert not nodes.flow.resumes._troubles
     assert len(nodes.flow._admission._in_flight) == 0
 
 

@@ -42,7 +42,7 @@ def nodes(times: FlowTimes) -> Iterator[Nodes]:
     yield nodes
     assert nodes.flow.num_inflight == 0
     assert not nodes.flow._moves._moves
-    assert not nodes.flow._resumes._troubles
+    assert not nodes.flow.resumes._troubles
 
 
 def stream(nodes: Nodes, name: str = "r") -> RunningRequest:
@@ -159,7 +159,7 @@ async def test_a_target_is_ready_when_the_source_has_been_lost(nodes: Nodes) -> 
     assert leg.request_id == "r~1", "as the prefetch"
     nodes.flow.prefetched(Prefetched(request_id="r~1", num_tokens=0), target)
     nodes.say(target, token(2, request_id="r~1"))
-    assert not nodes.flow._resumes._troubles
+    assert not nodes.flow.resumes._troubles
     nodes.say(target, token(3, last=True, request_id="r~1"))
     assert await output(running) == [100, 101, 102, 103]
     nodes.flow._moves._carry_out("r~1")

@@ -41,7 +41,7 @@ def nodes() -> Iterator[Nodes]:
     nodes = Nodes(max_inflight=100)
     yield nodes
     assert nodes.flow.num_inflight == 0
-    assert not nodes.flow._resumes._troubles
+    assert not nodes.flow.resumes._troubles
 
 
 async def settle() -> None:
@@ -423,7 +423,7 @@ async def test_attempts_are_counted_from_the_last_token(nodes: Nodes) -> None:
 
 async def after_back_off(nodes: Nodes, decode: Member) -> DecodeLeg:
     nodes.clock.advance(4.1)
-    nodes.flow._resumes.look()
+    nodes.flow.resumes.look()
     return await decode_leg(decode)
 
 
@@ -441,7 +441,7 @@ async def test_who_fails_at_once_again_is_sent_later_each_time(nodes: Nodes) -> 
         since_s = nodes.clock.now()
         while not (again := await legs(decode)):
             nodes.clock.advance(0.01)
-            nodes.flow._resumes.look()
+            nodes.flow.resumes.look()
         assert [one.request_id for one in again] == [f"r~{attempt + 1}"]
         waited_s.append(nodes.clock.now() - since_s)
     assert waited_s == pytest.approx([BACK_OFF_S, 2 * BACK_OFF_S, 4 * BACK_OFF_S], abs=0.02)
@@ -454,7 +454,7 @@ async def poisoned(nodes: Nodes, running: RunningRequest, *, silently: bool = Fa
         await settle()
         if silently:
             nodes.clock.advance(4.1)  # what has failed again is sent later
-            nodes.flow._resumes.look()
+            nodes.flow.resumes.look()
             await settle()
         dispatch = running.dispatch
         if dispatch is None:
@@ -534,7 +534,7 @@ async def test_a_node_that_attaches_anew_had_not_died() -> None:
         nodes.registry.remove(member)
         member = nodes.join("d", DECODE)
     await settle()
-    assert not nodes.flow._resumes._is_suspect("r")
+    assert not nodes.flow.resumes._is_suspect("r")
     running.cancel("done")
 
 
@@ -549,7 +549,7 @@ async def test_a_node_of_the_pool_that_is_loading_is_waited_for() -> None:
     again = nodes.join("d", DECODE, life="2", state=NodeState.LOADING)
     for _ in range(3):
         nodes.clock.advance(RESUME_S)
-        nodes.flow._resumes.look()
+        nodes.flow.resumes.look()
         await settle()
         assert not running.has_ended
     report(nodes.registry, again, DECODE)
@@ -558,7 +558,7 @@ async def test_a_node_of_the_pool_that_is_loading_is_waited_for() -> None:
     nodes.join("p2", PREFILL, state=NodeState.LOADING)  # of the other pool, which has one
     await settle()
     nodes.clock.advance(RESUME_S)
-    nodes.flow._resumes.look()
+    nodes.flow.resumes.look()
     await settle()
     with pytest.raises(NodeLost):
         await output(running)

@@ -45,7 +45,7 @@ def nodes(times: FlowTimes) -> Iterator[Nodes]:
     yield nodes
     assert nodes.flow.num_inflight == 0
     assert not nodes.flow._dispatcher.by_leg
-    assert not nodes.flow._resumes._troubles
+    assert not nodes.flow.resumes._troubles
     assert not nodes.flow._moves._moves
     slots = [member.slot for member in nodes.registry]
     assert not nodes.flow._router._books.decodes.legs[slots].any(), "all bookings have ended"
