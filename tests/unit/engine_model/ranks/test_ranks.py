@@ -36,8 +36,8 @@ from tests.plain_batch import build_batch
 from tests.reference import Reference
 from tests.requests import make_request, work_of
 from tests.unit.engine_model.harness import Node, make_prompt, moved
-from tests.unit.engine_model.models.test_families import CASES
 from tests.unit.engine_model.latent_models import LATENT
+from tests.unit.engine_model.models.test_families import CASES
 from tests.unit.engine_model.models.test_recurrent import CASES as RECURRENT_CASES
 from tests.unit.engine_model.ranks.ranked import ranked_node
 from tests.unit.engine_model.reference import assert_node_matches
