@@ -77,9 +77,8 @@ def _mib(num_bytes: int) -> str:
 _HEAD = """\
 # Limits
 
-What a caller can use up of a coordinator, and what bounds it. This page is made from
-`coordinator/bounds.py`, and the figures from the code that keeps them. A caller without a key is a
-tenant of its address. `-`: no bound of its own.
+What a caller can use up of a coordinator, and what bounds it. A caller without a key is a tenant of
+its address. `-`: no bound of its own.
 """
 
 BOUNDS = (

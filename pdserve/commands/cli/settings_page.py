@@ -27,7 +27,7 @@ _HEAD: Final = f"""\
 # Settings
 
 All settings, in tables by who reads them: *up* is `pdserve up`, *nodes* are `pdserve prefill` and
-`pdserve decode`. `python -m pdserve.commands.cli.settings_page` makes this page from the code.
+`pdserve decode`.
 
 A setting is given in the TOML file of `--config`, or as `--set NAME=VALUE`, which overrides the
 file. In the file, `engine.kv_memory` is `kv_memory` in the section `[engine]`. One in **bold** is a
