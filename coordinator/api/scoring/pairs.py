@@ -17,6 +17,8 @@ from coordinator.models.scoring import AFTER, BEFORE, YesNo
 from pdserve.protocol import SamplingParams, TokenEvent
 from pdserve.shared.errors import InvalidRequest, PdserveError
 
+MAX_PAIR_CHARS = 2**24  # of all pairs' texts together, though a query came only once
+
 
 @dataclass(frozen=True, slots=True)
 class TextPairs:
@@ -74,6 +76,7 @@ def _cosines(
 async def _judged(
     pairs: TextPairs, body: ScoringFields, model: Model, terms: ServiceTerms, judge: YesNo
 ) -> ScoredPairs:
+    _check_chars(pairs, body, model)
     texts = [
         judge.pair(body.instruction, pairs.first[i], pairs.second[j]) for i, j in pairs.indices
     ]
@@ -88,6 +91,22 @@ async def _judged(
         return [judge.score(event.logprobs[0]) for event in events]
 
     return ScoredPairs(Prompts(model, token_ids, sampling, terms, "score"), scores)
+
+
+def _check_chars(pairs: TextPairs, body: ScoringFields, model: Model) -> None:
+    """Check what the texts of all pairs will have, before there are any.
+
+    Raises InvalidRequest or ContextLengthExceeded.
+    """
+    each = len(body.instruction or "")
+    sizes = [each + len(pairs.first[i]) + len(pairs.second[j]) for i, j in pairs.indices]
+    check_num_chars(max(sizes), model.tokenizer, model.max_model_len(), pairs.name)
+    if sum(sizes) > MAX_PAIR_CHARS:
+        raise InvalidRequest(
+            f"all pairs together have {sum(sizes)} characters, each with its query; a call can "
+            f"have at most {MAX_PAIR_CHARS}: send fewer at a time",
+            pairs.name,
+        )
 
 
 async def _framed(
@@ -105,8 +124,6 @@ async def _framed(
             f"have {len(before) + len(after)} tokens",
             "truncate_prompt_tokens",
         )
-    for text in texts:
-        check_num_chars(len(text), tokenizer, max_model_len, name)
     encoded = await tokenizer.encode_texts(
         texts, terms.asker, add_special_tokens=False, max_tokens=None if is_cut else max_model_len
     )

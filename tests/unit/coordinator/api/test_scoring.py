@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.api.scoring import pairs
 from coordinator.generation import GenerationRequest
 from coordinator.models.scoring import AFTER, BEFORE, ScoringModel, YesNo
 from pdserve.shared.errors import NodeLost
@@ -184,3 +185,23 @@ async def test_moderations_are_refused_by_name() -> None:
         status, answer = await post(api, "/v1/moderations", input="a")
     assert status == 404
     assert "moderations need a classifier" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("query", "number", "most", "param"),
+    [("Q" * 200_000, 3, 2**24, "documents"), ("Q" * 100, 40, 4_000, "documents")],
+    ids=["each", "all"],
+)
+async def test_a_query_is_not_repeated_beyond_what_could_be_served(
+    query: str, number: int, most: int, param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body of 16 MiB would become as many texts of 8 MiB as it has documents."""
+
+    def pair(*given: Any) -> str:
+        raise AssertionError("its texts are made before they are counted")
+
+    monkeypatch.setattr(YesNo, "pair", pair)
+    monkeypatch.setattr(pairs, "MAX_PAIR_CHARS", most)
+    async with served(FakeGenerator(judged), scoring=JUDGE) as api:
+        status, answer = await rerank(api, query=query, documents=["fox"] * number)
+    assert (status, answer["error"]["param"]) == (400, param), answer
