@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 
+from coordinator.api.read.json_text import JsonReader
 from coordinator.jobs.storage.batches import Line, LineFault
+from pdserve.shared.errors import InvalidRequest
 
 MAX_LINES = 50_000
 MAX_FAULTS = 100  # told of one file
 MAX_ID_CHARS = 512
+_MAX_EMPTY = MAX_LINES  # empty ones besides
+_AT_A_TIME = 256  # lines in a turn of the event loop, of which others have theirs between
 _PREFIX_BYTES = 512
 _NOT_YOURS = ("slo_class", "priority")  # lines run in the lowest class of their tenant's
 _FIRST = ("system", "instructions", "tools")  # what prompts begin with, and then
@@ -49,21 +54,42 @@ class LineReader:
         self._number = 0  # of the line, from 1, with empty ones
 
     async def read(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[list[Line]]:
-        """Yield the good lines of each chunk."""
+        """Yield the good lines of each chunk, up to what makes the file faulty."""
         rest = b""
         async for chunk in chunks:
             *whole, rest = (rest + chunk).split(b"\n")
-            yield [line for text in whole if (line := self._line(text)) is not None]
+            yield await self._good(whole)
             if len(rest) > self._max_body_bytes:
                 self._fault("line_too_long", f"it has more than {self._max_body_bytes} bytes")
                 return
-            if len(self.faults) >= MAX_FAULTS or self.num_lines > MAX_LINES:
+            if self._is_full:
                 break
-        yield [line for text in [rest] if (line := self._line(text)) is not None]
-        if self.num_lines > MAX_LINES:
-            self._fault("too_many_lines", f"a batch can have at most {MAX_LINES} lines")
+        yield await self._good([rest])
+        if self.num_lines > MAX_LINES or self._number > MAX_LINES + _MAX_EMPTY:
+            most = f"at most {MAX_LINES} lines, and {_MAX_EMPTY} empty ones"
+            self._fault("too_many_lines", f"a batch can have {most}")
         elif not self.num_lines and not self.faults:
             self._fault("empty_file", "the file has no requests")
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether there are more lines, or faults, than a batch can have."""
+        return (
+            len(self.faults) >= MAX_FAULTS
+            or self.num_lines > MAX_LINES
+            or self._number > MAX_LINES + _MAX_EMPTY
+        )
+
+    async def _good(self, texts: list[bytes]) -> list[Line]:
+        lines: list[Line] = []
+        for text in texts:
+            if self._is_full:
+                break
+            if (line := self._line(text)) is not None:
+                lines.append(line)
+            if self._number % _AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        return lines
 
     def _line(self, text: bytes) -> Line | None:
         self._number += 1
@@ -119,8 +145,10 @@ def check_custom_id(custom_id: str, known: set[str]) -> None:
 
 def _decoded(text: bytes, endpoint: str) -> InputLine:
     try:
-        given = msgspec.json.decode(text, type=InputLine)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        given = msgspec.convert(JsonReader().read(text, "the line"), InputLine)
+    except InvalidRequest as error:
+        raise Faulty("invalid_json_line", error.message) from error
+    except msgspec.MsgspecError as error:
         raise Faulty("invalid_json_line", f"it is no request of a batch: {error}") from error
     if given.method.upper() != "POST":
         raise Faulty("invalid_method", f"'method' is {given.method[:16]!r}, not 'POST'", "method")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from coordinator.api.read.json_text import MAX_CONTAINERS
 from coordinator.jobs import lines as limits
 from coordinator.jobs.output import add_used
 from coordinator.jobs.routes import open_jobs
@@ -141,6 +143,7 @@ FAULTS: list[tuple[list[Any], int, str, int]] = [
     ([line(1) | {"url": "/v1/completions"}], 1, "mismatched_endpoint", 1),
     ([line(1) | {"custom_id": ""}], 1, "invalid_custom_id", 1),
     ([line(1) | {"body": 1}], 1, "invalid_json_line", 1),
+    ([line(1, stop=[[]] * (MAX_CONTAINERS + 1))], 1, "invalid_json_line", 1),
     ([line(1, stream=True), line(2, slo_class="interactive")], 2, "invalid_request", 1),
     ([], 1, "empty_file", 1),
     ([{"custom_id": "x"}] * (limits.MAX_FAULTS + 5), limits.MAX_FAULTS, "invalid_json_line", 1),
@@ -157,6 +160,28 @@ async def test_a_file_with_faults_fails_as_a_whole_and_says_where(
     assert (batch["errors"]["data"][0]["code"], batch["errors"]["data"][0]["line"]) == (code, at)
     assert batch["output_file_id"] is None
     assert api.generator.generations == []
+
+
+async def test_of_a_file_of_empty_lines_few_are_read_and_others_have_their_turns() -> None:
+    num_turns, lines = 0, b"\n" * CHUNK_BYTES
+
+    async def others() -> None:
+        nonlocal num_turns
+        while True:
+            await asyncio.sleep(0)
+            num_turns += 1
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(200):
+            yield lines
+
+    reader = limits.LineReader(CHAT.path, CHUNK_BYTES)
+    waiting = asyncio.create_task(others())
+    assert [line async for found in reader.read(chunks()) for line in found] == []
+    waiting.cancel()
+    (fault,) = reader.faults
+    assert (fault.code, fault.line) == ("too_many_lines", 2 * limits.MAX_LINES + 1)
+    assert num_turns >= 300, "of 256 lines each"
 
 
 async def test_files_are_listed_read_and_deleted() -> None:
