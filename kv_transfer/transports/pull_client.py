@@ -108,8 +108,7 @@ async def receive_few(sock: socket.socket, read: BlockRead, endpoint: str) -> bo
     try:
         if left := send_now(sock, frame_bytes(PullRequest(read.sealed, *astuple(read.box)))):
             await send_all(sock, left)
-        while position < end:
-            await wait_readable(sock)
+        while True:  # what is there already, before anything is waited for
             position = _native.receive_blocks(
                 sock.fileno(),
                 head,
@@ -123,6 +122,9 @@ async def receive_few(sock: socket.socket, read: BlockRead, endpoint: str) -> bo
             )
             if position < 0:
                 return False
+            if position == end:
+                break
+            await wait_readable(sock)
     except OSError as error:
         if position:
             raise
