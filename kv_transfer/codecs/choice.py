@@ -2,7 +2,9 @@
 
 A codec takes time of a core at both ends, and saves time on the network. Which is more depends on
 both, and on what else they do. So nothing is computed from their rates: ways are tried, and tried
-again from time to time. A network that is faster than the codec alone needs no trial.
+again from time to time, or at once when reads show that the network has changed. A network that is
+faster than the codec alone needs no trial. Reads at the same time share the network, so each is
+charged for its share of the time alone.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ _FORGOTTEN_BYTES: Final = 64 << 20  # what has been measured counts half after s
 _RETRIAL: Final = 16  # one of so many reads tries another way again
 _MARGIN: Final = 1.1  # cores have other things to do
 _SAMPLE_BYTES: Final = 256 << 10
+_CHANGE: Final = 2.0  # reads that are so many times as fast as their way was, or as slow, ...
+_NUM_CHANGED: Final = 2  # ... as many one after another: it is another network now
+_LONG_BYTES: Final = 16 << 20  # of such reads one says so
 
 
 @dataclass(slots=True)
@@ -42,6 +47,8 @@ class _Achieved:
     bytes: float = 0.0  # of the pool
     sent: float = 0.0
     seconds: float = 0.0
+    reads: float = 0.0
+    num_changed: int = 0  # the last reads that were far faster than those before; < 0: slower
 
     @property
     def is_known(self) -> bool:
@@ -54,10 +61,54 @@ class _Achieved:
 
     def add(self, num_bytes: int, sent: int, seconds: float) -> None:
         if self.bytes > _FORGOTTEN_BYTES:
-            self.bytes, self.sent, self.seconds = self.bytes / 2, self.sent / 2, self.seconds / 2
+            self.bytes, self.sent = self.bytes / 2, self.sent / 2
+            self.seconds, self.reads = self.seconds / 2, self.reads / 2
         self.bytes += num_bytes
         self.sent += sent
         self.seconds += seconds
+        self.reads += 1
+
+    def has_changed(self, num_bytes: int, seconds: float) -> bool:
+        """Whether a further read is one of several in turn that were far faster, or far slower.
+
+        Small reads say nothing of large ones, which spend less of their time on what is the same
+        for all.
+        """
+        if not self.is_known or not 0.5 < num_bytes * self.reads / max(self.bytes, 1) < 2:
+            return False
+        ratio = num_bytes / max(seconds, 1e-9) / max(self.rate, 1e-9)
+        step = (ratio > _CHANGE) - (ratio < 1 / _CHANGE)
+        self.num_changed = self.num_changed + step if self.num_changed * step > 0 else step
+        return abs(self.num_changed) >= (_NUM_CHANGED if num_bytes < _LONG_BYTES else 1)
+
+
+@dataclass(slots=True)
+class SharedTime:
+    """A clock that, while several reads use it, goes slower by their number.
+
+    The differences that they see add up to the time in which there was one at least.
+    """
+
+    _num_reads: int = 0
+    _shared_s: float = 0.0
+    _looked_s: float = 0.0
+
+    def begin(self, now_s: float) -> float:
+        """A read begins: the time of this clock, to be given to `end`."""
+        self._go_on(now_s)
+        self._num_reads += 1
+        return self._shared_s
+
+    def end(self, begun_s: float, now_s: float) -> float:
+        """It ends: the seconds that it is charged for."""
+        self._go_on(now_s)
+        self._num_reads -= 1
+        return self._shared_s - begun_s
+
+    def _go_on(self, now_s: float) -> None:
+        if self._num_reads:
+            self._shared_s += (now_s - self._looked_s) / self._num_reads
+        self._looked_s = now_s
 
 
 @dataclass(slots=True)
@@ -69,9 +120,18 @@ class CodecChoice:
     _coding_rates: dict[str, float] = field(default_factory=dict)
     _num_reads: int = 0
     _kept: str | None = None  # what was best, until something else is tried or dropped
+    _time: SharedTime = field(default_factory=SharedTime)
 
     def __post_init__(self) -> None:
         self._achieved = {name: _Achieved() for name in (RAW, *self.codecs)}
+
+    def begin(self) -> float:
+        """A read begins: give what this returns to `seconds_since`, once, when it has ended."""
+        return self._time.begin(time.perf_counter())
+
+    def seconds_since(self, begun: float) -> float:
+        """How long a read has had the network for itself, or as good as."""
+        return self._time.end(begun, time.perf_counter())
 
     def __str__(self) -> str:
         """As in a status: the codec in use, and how many bytes it makes of one."""
@@ -118,15 +178,20 @@ class CodecChoice:
         self.note(Sending(RAW, num_bytes, num_bytes), seconds)
 
     def note(self, sending: Sending, seconds: float) -> None:
-        """A read has taken so long for what has arrived, whether that was all of it or not."""
+        """A read has taken so long (`seconds_since`) for what has arrived, all of it or not."""
         is_too_slow = sending.codec != RAW and seconds >= _MEASURED_S
         if not self.codecs or (sending.arrived < _SMALL_BYTES and not is_too_slow):
             return
         self._num_reads += 1
         if sending.codec != self._kept:
             self._kept = None
-        if (achieved := self._achieved.get(sending.codec)) is not None:
-            achieved.add(sending.arrived, sending.num_bytes, seconds)
+        if (achieved := self._achieved.get(sending.codec)) is None:
+            return
+        if achieved.has_changed(sending.arrived, seconds):
+            self._achieved = {name: _Achieved() for name in self._achieved}
+            self._kept = None
+            achieved = self._achieved[sending.codec]
+        achieved.add(sending.arrived, sending.num_bytes, seconds)
 
     def drop(self, codec: str) -> None:
         """Never choose it again: what was sent with it cannot be decoded here."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,18 +144,21 @@ class Link:
         if route is None or channel is None:
             await self.read(read.planned())
             return
-        started_s = time.perf_counter()
+        choice = route.choice
+        begun = choice.begin() if choice is not None else 0.0
+        arrived = 0
         route.num_reads += 1
         try:
             await channel.read_blocks(read)
+            arrived = read.num_bytes
         except PeerLost as error:
             broke = error
         else:
-            if route.choice is not None:
-                route.choice.note_raw(read.num_bytes, time.perf_counter() - started_s)
             return
         finally:
             self._leave(route)
+            if choice is not None:
+                choice.note_raw(arrived, choice.seconds_since(begun))
         await self._retry(read.planned(), route, broke)
 
     def _way_for(self, route: _Route | None, read: BlockRead) -> BlockChannel | None:
@@ -223,7 +225,7 @@ class Link:
 
     async def _read_as_chosen(self, channel: Channel, choice: CodecChoice, read: Read) -> None:
         sending = await choice.next(read.num_bytes)
-        started_s = time.perf_counter()
+        begun = choice.begin()
         try:
             await self._carried(channel, msgspec.structs.replace(read, sending=sending), sending)
         except CorruptTransfer:
@@ -231,7 +233,7 @@ class Link:
                 choice.drop(sending.codec)  # it is read once more, in another form
             raise
         finally:
-            choice.note(sending, time.perf_counter() - started_s)
+            choice.note(sending, choice.seconds_since(begun))
         if sending.codec != RAW:
             self._statistics.coded_bytes += read.num_bytes
             self._statistics.sent_coded += sending.num_bytes

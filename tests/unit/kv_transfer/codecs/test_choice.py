@@ -8,8 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from kv_transfer.codecs import choice as codec_choice
 from kv_transfer.codecs.catalog import codecs_for
-from kv_transfer.codecs.choice import CodecChoice, coding_rate
+from kv_transfer.codecs.choice import CodecChoice, SharedTime, coding_rate
 from kv_transfer.codecs.codec import Bytes
 from pdserve.kv import KvDtype, KvLayout
 
@@ -18,14 +19,16 @@ CODECS = codecs_for(LAYOUT)
 MIB = 1 << 20
 
 
-async def reads(choice: CodecChoice, rates: dict[str, float], count: int = 160) -> Counter[str]:
-    """How so many reads of a MiB were sent, where each way carries so many bytes per second."""
+async def reads(
+    choice: CodecChoice, rates: dict[str, float], count: int = 160, size: int = MIB
+) -> Counter[str]:
+    """How so many reads were sent, where each way carries so many bytes per second."""
     sent: Counter[str] = Counter()
     for _ in range(count):
-        sending = await choice.next(MIB)
-        sending.num_bytes = MIB if not sending.codec else int(MIB / 1.5)
-        sending.arrived = MIB
-        choice.note(sending, MIB / rates[sending.codec])
+        sending = await choice.next(size)
+        sending.num_bytes = size if not sending.codec else int(size / 1.5)
+        sending.arrived = size
+        choice.note(sending, size / rates[sending.codec])
         sent[sending.codec] += 1
     return sent
 
@@ -56,6 +59,32 @@ async def test_a_network_that_changes_changes_the_choice() -> None:
     assert str(choice) == "raw"
     await reads(choice, {"": 1e7, "zstd": 1.5e7}, 640)
     assert str(choice).startswith("zstd")
+
+
+@pytest.mark.parametrize("size", [MIB, 50 * MIB])
+async def test_the_reads_that_show_a_change_are_the_last_that_go_the_wrong_way(size: int) -> None:
+    """From 1 Gb/s to 10, where coding takes 2.4 times as long, to 0.1, and back."""
+    links = {
+        "zstd": [{"": 1.25e8, "zstd": 1.8e8}, {"": 1.25e7, "zstd": 1.8e7}],
+        "": [{"": 1.2e9, "zstd": 4.8e8}] * 2,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec_choice, "coding_rate", lambda _: 4.8e8)
+        choice = CodecChoice(CODECS)
+        for best, other in (("zstd", ""), ("", "zstd")) * 2:
+            sent = await reads(choice, links[best].pop(0), 64, size)
+            assert sent[other] <= 2 * 2 + 64 // 16 + 1, (best, sent)
+
+
+async def test_reads_at_the_same_time_are_charged_for_their_shares() -> None:
+    shared = SharedTime()
+    first = shared.begin(10.0)
+    second = shared.begin(11.0)
+    assert shared.end(second, 15.0) == 2.0  # four seconds with another one
+    third = shared.begin(15.0)
+    assert shared.end(first, 16.0) == 3.5  # one alone, then five with another one
+    assert shared.end(third, 17.0) == 1.5
+    assert shared.end(shared.begin(100.0), 101.0) == 1.0  # nobody is charged for idle time
 
 
 async def test_a_codec_that_is_too_slow_for_a_deadline_is_not_tried_by_the_next_read() -> None:
