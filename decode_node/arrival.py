@@ -26,6 +26,7 @@ from pdserve.shared.errors import (
     StaleIncarnation,
     TicketInvalid,
     TransferCancelled,
+    TransferTimeout,
 )
 
 
@@ -295,9 +296,16 @@ class AnnouncedPulls:
             notice = await subscription.next()
 
     async def _pull(self, arrival: Arrival, ticket: bytes, session: Session) -> None:
-        pulled = await arrival.pull(self._puller, ticket, self._clock, self._timeouts.transfer_s)
+        transport, num_bytes = session.link.transport, _num_bytes(ticket, session)
+        timeout_s = self._costs.deadline_s(transport, num_bytes, self._timeouts.transfer_s)
+        started_s = self._clock.now()
+        try:
+            pulled = await arrival.pull(self._puller, ticket, self._clock, timeout_s)
+        except TransferTimeout:
+            self._costs.observe_at_least(transport, num_bytes, self._clock.now() - started_s)
+            raise
         if pulled.bytes:
-            self._costs.observe_pull(session.link.transport, pulled.bytes, pulled.seconds)
+            self._costs.observe_pull(transport, pulled.bytes, pulled.seconds)
 
     def _is_old(self, notice: Notice) -> bool:
         age_s = self._clock.now() - notice.received_s
@@ -314,6 +322,13 @@ class AnnouncedPulls:
             written_s = min(max(record.written_s, made_s), read_s)
         times = RecordTimes(made_s, written_s, read_s, pulling_s, self._clock.now())
         return ReceivedHandoff(record, end_s, times)
+
+
+def _num_bytes(ticket: bytes, session: Session) -> int:
+    """The most bytes that a ticket brings. Raises TicketInvalid."""
+    opened, layout = read_ticket(ticket), session.link.welcome.layout
+    num_layers = opened.end_layer - opened.first_layer
+    return opened.num_tokens * layout.token_bytes * num_layers // layout.num_layers
 
 
 def _tickets_of(message: Announcement | HandoffRecord) -> bytes:

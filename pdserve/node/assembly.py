@@ -176,7 +176,8 @@ def make_parts(
         headroom=Headroom(pool, partial(num_spoken_for, engine.queues)),
         store=store,
     )
-    fetcher = PrefixFetcher(fetch_parts, offers, config.timeouts.prefix_s)
+    prefix_s = config.timeouts.prefix_s
+    fetcher = PrefixFetcher(fetch_parts, offers, prefix_s, config.timeouts.hold_s)
     watch_prefix_fetches(metrics, fetcher.statistics)
     legs, prompt_engine = Legs(), _engine_beside(engine) if config.multiplexed else None
     return NodeParts(

@@ -67,11 +67,19 @@ class NodeTimeouts(SharedTimeouts, frozen=True):
         Seconds,
         Meta(description="how long KV waits for a puller (a prefix: at least prefix_s)"),
     ] = 10.0
-    transfer_s: Annotated[Seconds, Meta(description="deadline of one pull of KV blocks")] = 10.0
+    transfer_s: Annotated[
+        Seconds,
+        Meta(description="deadline of one pull of KV; twice what such pulls have taken, if longer"),
+    ] = 10.0
     prefix_s: Annotated[
-        Seconds, Meta(description="deadline of fetching a prefix from elsewhere")
+        Seconds, Meta(description="deadline of fetching a prefix from elsewhere; as transfer_s")
     ] = 2.0
     ticket_s: Annotated[Seconds, Meta(description="validity of a ticket for KV blocks")] = 30.0
+
+    @property
+    def hold_s(self) -> float:
+        """How long a prefix waits for who has asked for it: a pull may take `prefix_s`."""
+        return max(self.lease_s, self.prefix_s)
 
 
 class Timeouts(NodeTimeouts, frozen=True):

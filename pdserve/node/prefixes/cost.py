@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pdserve.kv import KvLayout
@@ -28,6 +28,8 @@ PULL_FIXED_S = 0.005
 PULL_BYTES_PER_S = 1e9
 PULL_GUESS_BYTES = 1 << 20
 MOST_BYTES_PER_S = 1e13  # reported for a line of slope 0
+
+PATIENCE = 2  # times what something should take, until it is given up
 
 
 class CostLine:
@@ -93,7 +95,7 @@ def patience_s(forecast: Forecast) -> float:
     Twice the time of computing: this bounds the cost of a source that hangs, and still lets one
     finish that is slower than predicted.
     """
-    return 2 * forecast.compute_s
+    return PATIENCE * forecast.compute_s
 
 
 class PullCosts:
@@ -119,6 +121,10 @@ class PullCosts:
         """Learn from a pull that failed after `seconds`, if it should have been done by then."""
         if seconds > self._pull_line(transport).predict(num_bytes):
             self.observe_pull(transport, num_bytes, seconds)
+
+    def deadline_s(self, transport: str, num_bytes: int, least_s: float) -> float:
+        """How long a pull may take: twice as long as such pulls have taken, at least `least_s`."""
+        return max(least_s, PATIENCE * self._pull_line(transport).predict(num_bytes))
 
     def declined(self, transport: str) -> None:
         """A pull was not made because of its forecast, so the forecast cannot be corrected."""
@@ -161,17 +167,34 @@ log = logging.getLogger(__name__)
 class PrefixWorth:
     """`PullCosts` per block of this node. Asked before each fetch, and updated after it."""
 
-    def __init__(self, costs: PullCosts, layout: KvLayout, clock: Clock, pull: PrefixPull) -> None:
+    def __init__(
+        self,
+        costs: PullCosts,
+        layout: KvLayout,
+        clock: Clock,
+        pull: PrefixPull,
+        longest_s: float = math.inf,
+    ) -> None:
+        """`longest_s`: for which a source keeps what it has offered."""
+        self._longest_s = longest_s
         self._costs = costs
         self._layout = layout
         self._clock = clock
         self._is_always = pull == "always"
 
-    def patience_s(self, num_blocks: int, timeout_s: float) -> float:
-        """How long a fetch of `num_blocks` blocks may take; at most `timeout_s`."""
+    def deadline_s(self, transport: str, num_blocks: int, timeout_s: float) -> float:
+        """How long a pull of these blocks may take: `timeout_s`, or longer if such pulls do."""
+        num_bytes = num_blocks * self._layout.block_bytes
+        longest_s = max(timeout_s, self._longest_s)
+        return min(longest_s, self._costs.deadline_s(transport, num_bytes, timeout_s))
+
+    def patience_s(self, transports: Iterable[str], num_blocks: int, timeout_s: float) -> float:
+        """How long a fetch of these blocks may take by any of these; not much over computing."""
+        deadlines_s = [self.deadline_s(each, num_blocks, timeout_s) for each in transports]
+        longest_s = max(deadlines_s, default=timeout_s)
         if self._is_always:
-            return timeout_s
-        return min(timeout_s, patience_s(self._forecast("", num_blocks)))
+            return longest_s
+        return min(longest_s, patience_s(self._forecast("", num_blocks)))
 
     def pays(self, transport: str, num_blocks: int, num_saved: int | None = None) -> bool:
         """Whether fetching these blocks is predicted to be faster than computing them.
@@ -180,7 +203,8 @@ class PrefixWorth:
         known yet.
         """
         forecast = self._forecast(transport, num_blocks, num_saved)
-        pays = self._is_always or is_worth_pulling(forecast)
+        is_in_time = forecast.pull_s < self._longest_s
+        pays = self._is_always or (is_in_time and is_worth_pulling(forecast))
         log.debug(
             "%d blocks: %.4f s to pull by %s, %.4f s to compute: %s",
             num_blocks,

@@ -68,7 +68,7 @@ class PrefixExports:
     ) -> None:
         self.exporter = exporter
         self.tier = tier
-        self.lease_s = max(timeouts.lease_s, timeouts.prefix_s)  # a pull may take `prefix_s`
+        self.lease_s = timeouts.hold_s
         self.statistics = PrefixExportStatistics()
         self._pool = pool
         self._headroom = headroom

@@ -5,7 +5,8 @@
 Fetched blocks are published like computed ones, so the request that they were fetched for, and any
 other one, finds them as an ordinary prefix hit. The hints may be wrong; then the prompt is computed
 as it would be without them. A failed fetch never fails a request. A fetch takes at most
-`timeout_s`, and at most as long as it is worth; the sources share this time.
+`timeout_s`, or longer where pulls have taken longer, but no longer than it is worth, nor than
+sources keep what they have offered. The sources share this time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ class _Attempt:
 class PrefixFetcher:
     """Fetches prefixes into one pool. Belongs to the event loop."""
 
-    def __init__(self, parts: FetchParts, offers: PrefixOffers, timeout_s: float) -> None:
+    def __init__(
+        self, parts: FetchParts, offers: PrefixOffers, timeout_s: float, longest_s: float
+    ) -> None:
+        """`longest_s`: for which sources keep what they have offered."""
         self.statistics = PrefixFetchStatistics()
         self._parts = parts
         self._pool = parts.pool
@@ -64,7 +68,9 @@ class PrefixFetcher:
         self._offers = offers
         self._timeout_s = timeout_s
         self._filling = Filling(parts.pool, parts.headroom)
-        self._worth = PrefixWorth(parts.pull_costs, self._layout, parts.clock, offers.pull)
+        self._worth = PrefixWorth(
+            parts.pull_costs, self._layout, parts.clock, offers.pull, longest_s
+        )
         self._sources = SourcePuller(parts, self._filling, self._worth, timeout_s)
         self._fetching: dict[bytes, _Attempt] = {}  # by the hash of the first missing block
 
@@ -89,7 +95,8 @@ class PrefixFetcher:
         num_saved = goals[0].num_saved
         if num_saved is None:
             num_saved = self._offers.num_more(prefix, sources, is_here=is_here)
-        timeout_s = self._worth.patience_s(num_saved, self._timeout_s)
+        transports = {self._transport_to(source) for source in sources}
+        timeout_s = self._worth.patience_s(transports, num_saved, self._timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline_s):
@@ -259,9 +266,12 @@ class PrefixFetcher:
         if self._room(prefix, num_new) == 0:
             self.statistics.crowded += 1
             return False
+        return self._pays(self._transport_to(source), num_new, prefix.num_saved)
+
+    def _transport_to(self, source: PrefixSource) -> str:
+        """The transport by which is pulled from it; empty: not known yet."""
         session = self._parts.sessions.opened(source.node)
-        transport = session.link.transport if session is not None else ""
-        return self._pays(transport, num_new, prefix.num_saved)
+        return session.link.transport if session is not None else ""
 
     def _room(self, prefix: Prefix, num_blocks: int) -> int:
         """How many of these blocks may be filled; with a state all, or none."""

@@ -70,9 +70,11 @@ class SourcePuller:
         taken = self._pool.allocate(num_new)
         num_full = 0
         try:
+            transport = session.link.transport
+            timeout_s = self._worth.deadline_s(transport, num_new, self._timeout_s)
             with self._filling.begun(num_new):
                 await self._parts.puller.pull(
-                    session.link, ticket, block_ids + taken, begin, self._timeout_s
+                    session.link, ticket, block_ids + taken, begin, timeout_s
                 )
             num_full = min(layout.full_blocks(covered), len(prefix.hashes)) - num_here
             owner = prefix.prompt.owner

@@ -50,6 +50,7 @@ from pdserve.shared.errors import (
     StaleIncarnation,
     StaleTicket,
     TicketInvalid,
+    TransferTimeout,
 )
 from tests.fakes.exporter import BLOCK, HOST, SOURCE, ScriptedExporter, make_ticket
 from tests.fakes.runner import decode_policy
@@ -72,6 +73,7 @@ class ScriptedPuller:
     error: Exception | None = None
     is_writing: bool = False
     read_s: float = 0.25
+    timeouts_s: list[float] = field(default_factory=list)
 
     async def pull(
         self,
@@ -86,6 +88,7 @@ class ScriptedPuller:
         opened = read_ticket(ticket)
         part = (opened.first_token, opened.end_token, opened.first_layer, opened.end_layer)
         self.pulled.append((part, list(block_table), from_token))
+        self.timeouts_s.append(timeout_s)
         self.is_writing = True
         try:
             await self.gate.wait()
@@ -228,6 +231,30 @@ def check_ended(bench: Bench) -> None:
     assert bench.pool.num_free == NUM_BLOCKS, "blocks were lost"
     assert len(bench.room) == 0
     bench.pool.check_integrity()
+
+
+async def test_deadlines_of_pulls_follow_the_network(bench: Bench) -> None:
+    """They are twice what pulls take, once that is more, also if that was too long for one."""
+    bench.puller.gate.set()
+    bench.puller.read_s = 20.0
+    for request_id in ("a", "b"):
+        taking = bench.take(request_id)
+        await turn()
+        bench.announce(0, 10, request_id=request_id)
+        bench.record(request_id)
+        await asyncio.wait_for(taking, 30)
+    assert bench.puller.timeouts_s == [TIMEOUTS.transfer_s, pytest.approx(40.0, rel=0.05)]
+    bench.puller.gate.clear()
+    bench.puller.error = TransferTimeout("too long")
+    taking = bench.take("c")
+    await turn()
+    bench.announce(0, 10, request_id="c")
+    await turn()
+    bench.clock.advance(100.0)
+    bench.puller.gate.set()
+    with pytest.raises(TransferTimeout):
+        await asyncio.wait_for(taking, 30)
+    assert bench.costs.deadline_s(bench.exporter.session.link.transport, 1, 5.0) > 60
 
 
 async def test_chunks_are_pulled_as_they_come_and_the_request_adopted(bench: Bench) -> None:

@@ -63,7 +63,7 @@ def make_layout(block_size: int = BLOCK) -> KvLayout:
 def made_fetcher(parts: FetchParts, pull: PrefixPull, timeout_s: float) -> PrefixFetcher:
     """As `pdserve.node.assembly` makes it."""
     offers = PrefixOffers(parts.pool, parts.sessions, parts.tier, pull, parts.store)
-    return PrefixFetcher(parts, offers, timeout_s)
+    return PrefixFetcher(parts, offers, timeout_s, longest_s=max(TIMEOUTS.hold_s, timeout_s))
 
 
 class PrefixNode:

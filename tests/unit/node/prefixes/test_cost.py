@@ -12,10 +12,13 @@ from pdserve.node.prefixes.cost import (
     PULL_FIXED_S,
     CostLine,
     Forecast,
+    PrefixWorth,
     PullCosts,
     is_worth_pulling,
 )
 from pdserve.protocol import StepCosts
+from pdserve.shared.clock import ManualClock
+from tests.unit.node.prefixes.prefix_nodes import make_layout
 
 
 def made_costs() -> PullCosts:
@@ -73,6 +76,26 @@ def test_a_pull_that_was_given_up_is_a_lower_bound() -> None:
     assert costs.forecast("tcp", 1 << 20, 1) == before
     costs.observe_at_least("tcp", 1 << 20, 1.0)
     assert costs.forecast("tcp", 1 << 20, 1).pull_s == pytest.approx(1.0, rel=0.1)
+
+
+def test_slow_pulls_have_longer_deadlines_as_far_as_sources_wait_for_them() -> None:
+    costs, layout = made_costs(), make_layout()
+    costs.perf.costs = StepCosts(knot_tokens=[1], knot_s=[100.0])
+    worth = PrefixWorth(costs, layout, ManualClock(), "auto", longest_s=30.0)
+    assert costs.deadline_s("tcp", layout.block_bytes, 5.0) == 5.0
+    assert worth.patience_s(["tcp", ""], 1, 2.0) == 2.0
+    for _ in range(60):
+        costs.observe_pull("tcp", layout.block_bytes, 8.0)
+    assert costs.deadline_s("tcp", layout.block_bytes, 5.0) == pytest.approx(16, rel=0.1)
+    assert worth.patience_s(["tcp", ""], 1, 2.0) == pytest.approx(16, rel=0.1)
+    assert worth.patience_s([""], 1, 2.0) == 2.0
+    assert worth.pays("tcp", 1)
+    for _ in range(60):
+        costs.observe_pull("tcp", layout.block_bytes, 40.0)
+    assert worth.deadline_s("tcp", 1, 2.0) == 30.0
+    assert not worth.pays("tcp", 1)  # though computing takes longer
+    costs.perf.costs = StepCosts(knot_tokens=[1], knot_s=[3.0])
+    assert worth.patience_s(["tcp"], 1, 2.0) == 6.0
 
 
 def test_a_transport_that_is_declined_long_enough_is_tried_again() -> None:

@@ -376,6 +376,20 @@ async def test_a_source_that_is_too_slow_is_learned_from(what: str) -> None:
         assert scripted.asked.is_set()
 
 
+async def test_a_network_that_is_known_to_be_slow_has_longer() -> None:
+    puller, source = PrefixNode("d"), PrefixNode("p")
+    async with started(puller, source):
+        scripted = ScriptedSource(puller, source, "auto", timeout_s=0.02)
+        scripted.is_open = True
+        scripted.may_answer.set()
+        steps_take(puller, 1e4)
+        puller.parts.pull_costs.observe_pull(scripted.transport, 1 << 12, 8.0)
+        asyncio.get_running_loop().call_later(0.1, scripted.may_arrive.set)
+        await scripted.fetcher.fetch(puller.prefix(), [scripted.hint])
+        assert scripted.fetcher.statistics.timed_out == 0
+        assert len(puller.pool.match_prefix(puller.prefix().hashes)) == 12
+
+
 async def test_patience_is_for_what_is_on_offer(caplog: pytest.LogCaptureFixture) -> None:
     """Not for all of the prompt, of which the source has a small part."""
     puller, source = PrefixNode("d"), PrefixNode("p")
