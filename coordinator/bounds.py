@@ -86,7 +86,7 @@ BOUNDS = (
         "Bytes of a body",
         _mib(_API.max_body_bytes),
         f"{_mib(_API.max_buffered_bytes // 2)} until the calls are planned, with the objects that "
-        "the bodies become",
+        "the bodies become; ids of embeddings and scores until these end",
         _mib(_API.max_buffered_bytes),
         f"413 before it is read; slow senders are ended, the others wait {WAIT_S:g} s, then 503",
     ),

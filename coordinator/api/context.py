@@ -187,6 +187,15 @@ class RequestTrace:
             self.body.release()
             self.body = None
 
+    async def keep_of_body(self, num_bytes: int) -> None:
+        """Hold so much of the memory of the body until the call ends. Raises BuffersFull."""
+        if self.body is not None:
+            more = num_bytes - self.body.num_bytes
+            if more > 0:
+                await self.body.take_most(more)
+            else:
+                self.body.add(more)
+
     def without_call(self) -> RequestTrace:
         """Return a trace for the HTTP request alone; the background call keeps this one."""
         return RequestTrace(

@@ -20,6 +20,8 @@ from coordinator.text.threads import Asker
 from pdserve.protocol import SamplingParams, TokenEvent
 from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest
 
+_ID_BYTES = 8  # of a list; the numbers themselves are the vocabulary's
+
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
@@ -38,9 +40,10 @@ class Prompts:
 
         Raises what the generations raise.
         """
-        trace.release_body()  # all that is needed of it is in the plan
         trace.num_choices = len(self.token_ids)
         trace.num_prompt_tokens = sum(map(len, self.token_ids))
+        # Ids of all that wait for their turn: of many calls at a time, they would fill the memory.
+        await trace.keep_of_body(_ID_BYTES * trace.num_prompt_tokens)
         callers.take_prompt(context, trace)
 
         def start(index: int) -> Generation:

@@ -247,3 +247,20 @@ async def test_a_client_that_goes_away_frees_its_prompts() -> None:
             await api.observer.over.wait()
     assert all(g.cancels for g in generator.generations)
     assert api.observer.finished[0].error_code == "client_disconnected"
+
+
+async def test_memory_of_its_prompts_is_held_until_they_have_ended() -> None:
+    """Calls whose prompts wait for their turns would fill it, however short their bodies were."""
+    never = asyncio.Event()
+    generator = FakeGenerator(lambda request: [Pause(until=never), Tokens([])])
+    async with served(generator) as api:
+        call = asyncio.ensure_future(api.embed(input=[[7] * 100] * 40))
+        async with asyncio.timeout(10):
+            await generator.started.wait()
+            assert api.server_context.bodies.num_bytes == 40 * 100 * 8
+            never.set()
+            async with await call as response:
+                assert response.status == 200
+                await response.read()
+            await api.observer.over.wait()
+        assert api.server_context.bodies.num_bytes == 0
