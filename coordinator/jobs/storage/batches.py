@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from coordinator.jobs.storage import tables
 from coordinator.jobs.storage.database import Database, Row, Step
+from coordinator.stateful.storage.shared.link import may_be_id
 from pdserve.shared.errors import ItemNotFound
 
 Kind = Literal["batch", "messages"]  # OpenAI's or Anthropic's
@@ -133,7 +134,9 @@ class Batches:
 
     async def get(self, owner: str, batch_id: str, kind: Kind) -> Batch:
         """Return a batch. Raises ItemNotFound."""
-        (rows,) = await self._database.run((tables.GET_BATCH, owner, batch_id, kind))
+        rows: Sequence[Row] = ()
+        if may_be_id(batch_id):
+            (rows,) = await self._database.run((tables.GET_BATCH, owner, batch_id, kind))
         if not rows:
             raise ItemNotFound(f"there is no batch {batch_id[:128]!r}", "batch_id")
         return _batch(rows[0])

@@ -15,7 +15,7 @@ from coordinator.stateful.storage.backing import Backing, Change, Key, Known
 from coordinator.stateful.storage.saved_entries import decoded
 from coordinator.stateful.storage.shared import tables
 from coordinator.stateful.storage.shared.item_table import give_items, last_of, rows_now
-from coordinator.stateful.storage.shared.link import DatabaseLink
+from coordinator.stateful.storage.shared.link import DatabaseLink, may_be_id
 from coordinator.stateful.storage.shared.membership import BEAT_S, LIVES_BEATS, Membership
 from coordinator.stateful.storage.shared.remote_log import RemoteLog
 from coordinator.stateful.storage.shared.writes import (
@@ -171,7 +171,7 @@ class SharedEntries(Backing):
         """Return those entries that others have changed or deleted. Raises StoreUnavailable."""
         if any(key in self._behind for key in known):
             await self._behind.saved()
-        asked = [key for key in known if key not in self._rows.made]
+        asked = [key for key in known if key not in self._rows.made and may_be_id(key[1])]
         if not asked:
             return {}
         before = {key: self._rows.versions.get(key) for key in asked}

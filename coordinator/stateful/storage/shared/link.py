@@ -136,6 +136,11 @@ async def _prepare(pool: asyncpg.Pool[asyncpg.Record]) -> None:
         await connection.execute("UPDATE pdserve_schema SET version = $1", tables.VERSION)
 
 
+def may_be_id(text: str) -> bool:
+    """Return whether a text could be an id; a database cannot even look for some that are none."""
+    return text.isascii() and text.isprintable()
+
+
 def _checked(url: str) -> str:
     """Return the URL's host and database, for people to read. Raises ConfigError."""
     try:

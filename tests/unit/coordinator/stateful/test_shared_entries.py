@@ -72,6 +72,14 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(BEAT_S / 5)
 
 
+@pytest.mark.parametrize("given", ["\0", "\udcff"], ids=["nul", "half"])
+async def test_what_no_id_can_be_is_not_there(url: str, given: str) -> None:
+    async with sharing(url, 1) as (one,):
+        await one.look("acme", given)
+        with pytest.raises(ConversationNotFound):
+            one.get_conversation(given, "acme")
+
+
 async def test_what_one_has_stored_the_others_have(url: str) -> None:
     async with sharing(url, 2) as (one, other):
         one.put(answered("resp_a"))
