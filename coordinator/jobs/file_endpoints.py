@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from coordinator.api.answer.bodies import json_answer
@@ -50,7 +52,8 @@ async def upload_file(request: web.Request) -> web.Response:
     upload = runner.files.begin()
     try:
         async with asyncio.timeout(_UPLOAD_S):
-            fields = await _read_form(request, upload, context.config.body_timeout_s)
+            arrive = partial(runner.files.arrive, trace.owner)
+            fields = await _read_form(request, upload, arrive, context.config.body_timeout_s)
         keep_s, name = _keep_s(fields), fields["file"]
         if fields.get("purpose") != "batch":
             raise InvalidRequest(
@@ -65,6 +68,8 @@ async def upload_file(request: web.Request) -> web.Response:
     except BaseException:  # cancelled, too: the client is gone, and half a file is of no use
         await asyncio.shield(upload.drop())
         raise
+    finally:
+        runner.files.arrived(trace.owner, upload.num_bytes)
     return json_answer(file_shown(await runner.files.get(trace.owner, upload.file_id)))
 
 
@@ -140,7 +145,12 @@ def sent(find: Callable[[BatchRunner, Question], Awaitable[Content]]) -> Handler
     return handle
 
 
-async def _read_form(request: web.Request, upload: Upload, wait_s: float) -> dict[str, str]:
+async def _read_form(
+    request: web.Request,
+    upload: Upload,
+    arrive: Callable[[int], Awaitable[None]],
+    wait_s: float,
+) -> dict[str, str]:
     """Read the form, and write its file; return its other fields, and the file's name."""
     fields: dict[str, str] = {}
     try:
@@ -154,13 +164,17 @@ async def _read_form(request: web.Request, upload: Upload, wait_s: float) -> dic
             if name != "file":
                 fields[name] = (await _next(part.read_chunk(_MAX_FIELD_BYTES), wait_s)).decode()
                 continue
-            fields[name] = (part.filename or "file")[:256]
+            file_name = part.filename or "file"  # bytes that are no text are halves of pairs in it
+            fields[name] = file_name[:256].encode(errors="replace").decode().replace("\0", "?")
             while chunk := await _next(part.read_chunk(2**16), wait_s):
                 if upload.num_bytes + len(chunk) > MAX_FILE_BYTES:
                     raise web.HTTPRequestEntityTooLarge(MAX_FILE_BYTES, upload.num_bytes)
+                await arrive(len(chunk))
                 await upload.add(bytes(chunk))
-    except (ValueError, AssertionError, UnicodeDecodeError) as error:
+    except (ValueError, AssertionError) as error:
         raise InvalidRequest(f"the form cannot be read: {error}") from error
+    except HttpProcessingError as error:  # of a part's headers
+        raise InvalidRequest(f"the form cannot be read: {error.message}") from error
     if "file" not in fields:
         raise InvalidRequest("the form needs 'file'", "file")
     return fields

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from secrets import token_hex
 from time import time
 
 from coordinator.jobs.storage import tables
-from coordinator.jobs.storage.database import Database, Step
+from coordinator.jobs.storage.database import Database, Row, Step
+from coordinator.stateful.storage.shared.link import may_be_id
 from pdserve.shared.errors import InvalidRequest, ItemNotFound
 
 CHUNK_BYTES = 1 << 20
@@ -68,32 +70,59 @@ class Files:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._arriving: Counter[str] = Counter()  # bytes of files that are not whole, by tenant
+        self._left: dict[str, int] = {}  # room of these tenants, as it was last looked at
+        self._left_in_all = 0
 
     def begin(self) -> Upload:
         """Begin a file."""
         return Upload(self._database, f"file-{token_hex(12)}")
 
-    async def check_room(self, owner: str, num_bytes: int) -> None:
-        """Raise InvalidRequest if a tenant has no room for so many more bytes."""
+    async def check_room(self, owner: str, num_bytes: int) -> tuple[int, int]:
+        """Return the bytes that a tenant has left behind so many more, and all tenants have.
+
+        Raises InvalidRequest: there is no room for these.
+        """
         (((own, entries, stored),),) = await self._database.run((tables.STORED, *([owner] * 4)))
         most = self._database.max_bytes
-        if own + num_bytes > most // 2 or entries >= MAX_TENANT_ENTRIES:
+        own += self._arriving[owner] + num_bytes
+        stored += self._arriving.total() + num_bytes
+        if own > most // 2 or entries >= MAX_TENANT_ENTRIES:
             raise InvalidRequest(
-                f"{own} bytes are stored in {entries} files and batches already; at most "
-                f"{most // 2} bytes and {MAX_TENANT_ENTRIES} of them are kept: delete some"
+                f"{own} bytes would be stored, or arrive, in {entries} files and batches and this; "
+                f"at most {most // 2} bytes and {MAX_TENANT_ENTRIES} of them are kept: delete some"
             )
-        if stored + num_bytes > most:
+        if stored > most:
             raise InvalidRequest(f"all tenants together have stored {stored} bytes of {most}")
+        return most // 2 - own, most - stored
+
+    async def arrive(self, owner: str, num_bytes: int) -> None:
+        """Count bytes of a file as stored ones while it is written. Raises InvalidRequest."""
+        if min(self._left.get(owner, 0), self._left_in_all) < num_bytes:
+            self._left[owner], self._left_in_all = await self.check_room(owner, num_bytes)
+        else:
+            self._left[owner] -= num_bytes
+            self._left_in_all -= num_bytes
+        self._arriving[owner] += num_bytes
+
+    def arrived(self, owner: str, num_bytes: int) -> None:
+        """Count bytes that have arrived no longer: they are stored, or dropped."""
+        self._arriving[owner] -= num_bytes
+        if not self._arriving[owner]:
+            del self._arriving[owner]
+            self._left.pop(owner, None)
 
     async def done(self, upload: Upload, owner: str, name: str, purpose: str, keep_s: int) -> None:
         """Have a file that is written completely. Raises InvalidRequest or StoreUnavailable."""
-        await self.check_room(owner, upload.num_bytes)
+        await self.check_room(owner, 0)  # its bytes are among those that arrive
         await upload.last()
         await self._database.run(put_file(upload, owner, name, purpose, keep_s))
 
     async def get(self, owner: str, file_id: str) -> StoredFile:
         """Return a file's row. Raises ItemNotFound."""
-        (rows,) = await self._database.run((tables.GET_FILE, owner, file_id, int(time())))
+        rows: Sequence[Row] = ()
+        if may_be_id(file_id):
+            (rows,) = await self._database.run((tables.GET_FILE, owner, file_id, int(time())))
         if not rows:
             raise ItemNotFound(f"there is no file {file_id[:128]!r}", "file_id")
         return StoredFile(*rows[0])
@@ -112,10 +141,12 @@ class Files:
 
     async def delete(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises ItemNotFound."""
-        rows, _ = await self._database.run(
-            (tables.DROP_FILE, owner, file_id),
-            (f"{tables.DROP_CHUNKS} AND file NOT IN (SELECT id FROM pdserve_files)", file_id),
-        )
+        rows: Sequence[Row] = ()
+        if may_be_id(file_id):
+            rows, _ = await self._database.run(
+                (tables.DROP_FILE, owner, file_id),
+                (f"{tables.DROP_CHUNKS} AND file NOT IN (SELECT id FROM pdserve_files)", file_id),
+            )
         if not rows:
             raise ItemNotFound(f"there is no file {file_id[:128]!r}", "file_id")
 

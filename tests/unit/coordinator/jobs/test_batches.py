@@ -233,6 +233,44 @@ async def test_forms_that_mean_nothing_are_refused(fields: dict[str, str], statu
         assert (await got(api, "/v1/files"))["data"] == []
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'filename="a\0b"',
+        b'filename="a"\r\nX: ' + b"x" * 10_000,
+        b'filename="a"' + b"\r\nX: x" * 500,
+    ],
+    ids=["nul", "long", "many"],
+)
+async def test_headers_of_a_part_that_cannot_be_read_are_refused(head: bytes) -> None:
+    part = (
+        b'--b\r\nContent-Disposition: form-data; name="file"; ' + head + b"\r\n\r\nx\r\n--b--\r\n"
+    )
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with (
+        served(cluster()) as api,
+        api.client.post("/v1/files", data=part, headers=form) as response,
+    ):
+        answer = await response.json()
+    assert (response.status, answer["error"]["code"]) == (400, "invalid_request"), answer
+    assert answer["error"]["message"].startswith("the form cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    "name", [b'filename="a\xff"', b"filename*=UTF-8''a%00"], ids=["bytes", "nul"]
+)
+async def test_a_name_that_is_no_text_is_shown_as_one(name: bytes) -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+    parts = part % (b"purpose", b"", b"batch") + part % (b"file", b"; " + name, b"x")
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with (
+        served(cluster()) as api,
+        api.client.post("/v1/files", data=parts + b"--b--", headers=form) as response,
+    ):
+        answer = await response.json()
+    assert (response.status, answer.get("filename")) == (200, "a?"), answer
+
+
 def test_usage_of_a_server_elsewhere_may_have_nulls() -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": None}
     used = TokensUsed()

@@ -14,7 +14,7 @@ from coordinator.jobs.storage import tables
 from coordinator.jobs.storage.batches import Batch, BatchDocument, Batches, Line, LineState
 from coordinator.jobs.storage.database import Database
 from coordinator.jobs.storage.files import Files
-from pdserve.shared.errors import ItemNotFound, StoreUnavailable
+from pdserve.shared.errors import InvalidRequest, ItemNotFound, StoreUnavailable
 from tests.full_disk import full_disk
 from tests.unit.coordinator.api.harness import served
 from tests.unit.coordinator.jobs.played import cluster
@@ -181,3 +181,32 @@ async def test_a_batch_runs_in_any_database(where: str | Path) -> None:
         given = [line(n) for n in range(9)]
         batch = await ended(api, await create(api, (await upload(api, given))["id"]))
         assert len(await content(api, batch["output_file_id"])) == 9
+
+
+async def test_bytes_that_arrive_have_room_before_their_files_are_whole(tmp_path: Path) -> None:
+    database = open_jobs(tmp_path / "jobs")
+    database.max_bytes, part = 4000, 500
+    files = Files(database)
+    for owner in ("a", "a", "a", "a", "b"):
+        await files.arrive(owner, part)
+    with pytest.raises(InvalidRequest, match="2500 bytes would be stored"):
+        await files.arrive("a", part)
+    await files.check_room("b", 1500)
+    for owner in ("b", "b", "b"):
+        await files.arrive(owner, part)
+    with pytest.raises(InvalidRequest, match="all tenants together"):
+        await files.arrive("c", 1)
+    files.arrived("a", 4 * part)
+    await files.arrive("c", 1)
+    await files.arrive("a", 4 * part - 1)
+    await database.close()
+
+
+@pytest.mark.parametrize("given", ["\0", "\udcff", "a" * 10_000], ids=["nul", "half", "long"])
+async def test_what_no_id_can_be_is_not_there(database: Database, given: str) -> None:
+    with pytest.raises(ItemNotFound):
+        await Files(database).get("a", given)
+    with pytest.raises(ItemNotFound):
+        await Files(database).delete("a", given)
+    with pytest.raises(ItemNotFound):
+        await Batches(database).get("a", given, "batch")
