@@ -98,6 +98,7 @@ class Clusters:
             start_s=_START_S,
             checkpoint=CheckpointConfig(model=self._model),
             engine=engine,
+            speculation=config.speculation,
             policy=policy,
             handoff=HandoffConfig(links=config.links),
             routing=routing if chosen is None else chosen.routing(routing),

@@ -19,6 +19,7 @@ from pdserve.commands.bench.load.scenarios import ScenarioName
 from pdserve.commands.bench.serve.backend import Backend, parse_backends
 from pdserve.settings.config import WHOLE, EngineConfig, Mode, PolicyConfig, Transports
 from pdserve.settings.flag_groups import Groups
+from pdserve.settings.speculation import SpeculationConfig
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
 from pdserve.settings.values import check_equal_pools
 from pdserve.shared.errors import ConfigError
@@ -168,6 +169,7 @@ class CompareConfig(ConfigStruct, frozen=True):
     transports: Transports = msgspec.field(default_factory=list)
     json: Annotated[bool, Meta(description="print JSON")] = False
     engine: EngineConfig = EngineConfig()
+    speculation: SpeculationConfig = SpeculationConfig()
     policy: PolicyConfig = PolicyConfig()
 
     flag_groups = _FLAGS

@@ -62,22 +62,37 @@ def run_with(config: CompareConfig, setup: dict[str, object], compare: Compare) 
     folder = _new_folder(config)
     for line in announcement(config, plan, folder, setup.get("load_average")):
         say(line)
-    with ExitStack() as stack:
-        experiment = _experiment(config, plan, folder, stack, report.failures)
-        try:
-            asyncio.run(compare(experiment, make_cases, report))
-        except KeyboardInterrupt:
-            if not report.modes:
-                raise
-            say("interrupted: what was measured until then")
-            exit_code = FORCED
-        except Exception:
-            if report.modes:
-                say("an error has ended it: what was measured until then")
-                _show(report, folder, as_json=config.json)
+    try:
+        measure(config, plan, make_cases, folder, report, compare)
+    except KeyboardInterrupt:
+        if not report.modes:
             raise
+        say("interrupted: what was measured until then")
+        exit_code = FORCED
+    except Exception:
+        if report.modes:
+            say("an error has ended it: what was measured until then")
+            _show(report, folder, as_json=config.json)
+        raise
     _show(report, folder, as_json=config.json)
     return exit_code or (OK if report.is_sound else FAILED)
+
+
+def measure(
+    config: CompareConfig,
+    plan: ComparePlan,
+    make_cases: MakeCases,
+    folder: Path,
+    report: CompareReport,
+    compare: Compare = compare,
+) -> None:
+    """Measure into `report`, which has what was measured if this raises anything.
+
+    Raw results and logs go to `folder`. Raises as `run_with`, and KeyboardInterrupt.
+    """
+    with ExitStack() as stack:
+        experiment = _experiment(config, plan, folder, stack, report.failures)
+        asyncio.run(compare(experiment, make_cases, report))
 
 
 def _again(config: CompareConfig) -> int:

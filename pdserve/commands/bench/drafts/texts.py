@@ -73,6 +73,11 @@ def make_texts(name: TextSet, encode: Encode, num_ids: int, count: int, tokens: 
     return [found[number % len(found)] for number in range(count)]
 
 
+def functions_text() -> str:
+    """Return all the functions that texts are made of, one after the other."""
+    return "\n\n".join(function.source for function in _functions())
+
+
 def random_text(seed: int, num_ids: int, tokens: int, prompt: int = _RANDOM_PROMPT) -> Text:
     """Return a prompt of so many tokens, and as random an answer."""
     draw = random.Random(seed)

@@ -19,7 +19,7 @@ from pdserve.commands.bench.compare.goodput import merged
 from pdserve.commands.bench.compare.report import CompareReport, ModeReport, RateRow, ScenarioReport
 from pdserve.commands.bench.load.slo_score import Score, wilson
 
-_COLOURS = {
+COLOURS = {
     "disaggregated": "tab:blue",
     "colocated": "tab:orange",
     "adaptive": "tab:green",
@@ -121,7 +121,7 @@ def latency_figure(scenario: ScenarioReport, modes: Sequence[ModeReport]) -> Fig
 def _colours(modes: Sequence[ModeReport]) -> list[str]:
     """Return a colour for each: modes have their own, and other servers take turns."""
     others = cycle(_OTHER_COLOURS)
-    return [_COLOURS.get(mode.mode) or next(others) for mode in modes]
+    return [COLOURS.get(mode.mode) or next(others) for mode in modes]
 
 
 def _by_rate(mode: ModeReport, value: Callable[[Score], float]) -> Iterator[tuple[float, float]]:
