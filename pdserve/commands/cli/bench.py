@@ -29,6 +29,7 @@ from pdserve.commands.bench.router.config import RouterBenchConfig
 from pdserve.commands.bench.serve.config import ServeBenchConfig
 from pdserve.commands.bench.step.config import StepBenchConfig
 from pdserve.commands.bench.transfer.config import TransferConfig
+from pdserve.commands.simulation.crossover.config import CrossoverConfig
 from pdserve.commands.simulation.validate.config import PredictionConfig
 from pdserve.settings.flags import FlagParser, add_flags, config_from
 from pdserve.settings.struct import ConfigStruct
@@ -70,6 +71,12 @@ COMPARISONS: Sequence[Bench] = (
         "simulations of clusters beside the clusters themselves",
         PredictionConfig,
         folder="pdserve.commands.simulation.validate",
+    ),
+    Bench(
+        "crossover",
+        "which mode and which ratio are best, by formats and drafts; predicted and measured",
+        CrossoverConfig,
+        folder="pdserve.commands.simulation.crossover",
     ),
     Bench("chaos", "what calls feel of nodes that are killed, frozen or cut off", ChaosConfig),
 )
