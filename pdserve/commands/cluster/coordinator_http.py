@@ -46,15 +46,21 @@ async def request(
             return response.status, await response.read()
     except TimeoutError as error:
         raise ClusterError(f"no answer from {url} within {timeout_s:g} s") from error
-    except aiohttp.ClientSSLError as error:
-        raise ClusterError(
+    except (aiohttp.ClientError, ValueError) as error:
+        raise not_reached(url, error) from error
+
+
+def not_reached(url: str, error: Exception) -> ClusterError:
+    """Return what to say where a call of a coordinator failed."""
+    import aiohttp
+
+    if isinstance(error, aiohttp.ClientSSLError):
+        return ClusterError(
             f"no coordinator to be trusted at {url}: {error} (--ca or SSL_CERT_FILE names the file "
             "with the certificate of its CA)"
-        ) from error
-    except aiohttp.ClientConnectorError as error:
-        raise ClusterError(f"no coordinator at {url}: {error.strerror}") from error
-    except (aiohttp.ClientError, ValueError) as error:
-        raise ClusterError(f"no coordinator at {url}: {error}") from error
+        )
+    why = error.strerror if isinstance(error, aiohttp.ClientConnectorError) else str(error)
+    return ClusterError(f"no coordinator at {url}: {why or type(error).__name__}")
 
 
 def trust_in(ca: Path | None) -> Trust:

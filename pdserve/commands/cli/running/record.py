@@ -12,7 +12,12 @@ import aiohttp
 import msgspec
 from msgspec.structs import replace
 
-from pdserve.commands.cluster.coordinator_http import Trust, events_in, key_headers
+from pdserve.commands.cluster.coordinator_http import (
+    Trust,
+    events_in,
+    key_headers,
+    not_reached,
+)
 from pdserve.measured.trace_lines import TraceHeader, TraceLine
 from pdserve.shared.errors import ClusterError, ConfigError
 from pdserve.shared.process.exit_codes import OK
@@ -93,7 +98,7 @@ async def _read(url: str, file: BinaryIO, conversations: Conversations, trust: T
     except msgspec.DecodeError as error:
         raise ClusterError(f"{url} does not speak as a coordinator does: {error}") from error
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise ClusterError(f"no coordinator at {url}: {error!r}") from error
+        raise not_reached(url, error) from error
 
 
 class Conversations:

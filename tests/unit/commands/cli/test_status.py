@@ -255,6 +255,11 @@ async def test_the_command_prints_json_for_programs(capsys):
     assert msgspec.json.decode(capsys.readouterr().out, type=ClusterStatus) == STATUS
 
 
-def test_the_command_fails_in_one_line_when_nobody_answers(capsys):
-    assert main(["status", "--url", "http://127.0.0.1:1"]) == 1
-    assert capsys.readouterr().err.startswith("pdserve status: error: no coordinator at")
+@pytest.mark.parametrize("command", [["status"], ["record", "trace.jsonl"]], ids=" ".join)
+def test_a_command_fails_in_one_line_when_nobody_answers(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--url", "http://127.0.0.1:1"]) == 1
+    failed = (
+        f"pdserve {command[0]}: error: no coordinator at http://127.0.0.1:1: Connect call failed"
+    )
+    assert capsys.readouterr().err.startswith(failed)
