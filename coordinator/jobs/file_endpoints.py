@@ -27,7 +27,7 @@ from coordinator.jobs.objects import (
     file_shown,
 )
 from coordinator.jobs.runner import BatchRunner
-from coordinator.jobs.storage.files import StoredFile, Upload
+from coordinator.jobs.storage.files import CHUNK_BYTES, StoredFile, Upload
 from coordinator.stateful.pages import whole_number
 from pdserve.shared.errors import InvalidRequest
 
@@ -135,10 +135,13 @@ def sent(find: Callable[[BatchRunner, Question], Awaitable[Content]]) -> Handler
         runner, outbox = request.app[RUNNER], request[TRACE].way_out
         content = await find(runner, question(request))
         response = web.StreamResponse(headers={"Content-Type": content.media})
-        response.content_length = content.file.num_bytes
+        response.content_length = num_left = content.file.num_bytes
+        await outbox.reserve(min(num_left, CHUNK_BYTES))  # before it is read, however slowly it is
         await response.prepare(request)
         async for chunk in runner.files.read(content.file.id):
             await outbox.send(response.write, chunk)
+            num_left -= len(chunk)
+            await outbox.reserve_next(min(num_left, CHUNK_BYTES))
         await outbox.in_time(response.write_eof())
         return response
 

@@ -78,6 +78,14 @@ class HttpOutbox:
             await self._held.take_most(more)
             self._num_made += more
 
+    async def reserve_next(self, num_bytes: int) -> None:
+        """Wait for space for more of a body that has begun. Raises what `send` raises."""
+        try:
+            await self.reserve(num_bytes)
+        except BuffersFull as error:
+            self.transport.abort()
+            raise ConnectionResetError(_STOPPED) from error
+
     async def send(self, write: Write, made: bytes) -> None:
         """Write bytes piece by piece, as they are read.
 

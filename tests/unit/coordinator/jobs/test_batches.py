@@ -22,7 +22,7 @@ from coordinator.jobs.runner import BatchRunner
 from coordinator.jobs.storage import tables
 from coordinator.jobs.storage.batches import AnsweredLine, Batches, LineState, TokensUsed
 from coordinator.jobs.storage.database import Row, SqliteDatabase, Step
-from coordinator.jobs.storage.files import CHUNK_BYTES
+from coordinator.jobs.storage.files import CHUNK_BYTES, Files
 from coordinator.tenants import Tenants
 from coordinator.tenants.key_book import KeyBook
 from pdserve.protocol import FinishReason
@@ -204,6 +204,24 @@ async def test_files_are_listed_read_and_deleted() -> None:
             api, ["1"], **{"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
         )
         assert kept["expires_at"] == kept["created_at"] + 3600
+
+
+async def test_a_chunk_has_memory_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many slow readers would hold one each, of which the few bytes on their way were counted."""
+    read, seen = Files.read, []
+
+    async def reading(files: Files, file_id: str) -> AsyncIterator[bytes]:
+        async for chunk in read(files, file_id):
+            seen.append(api.server._unread.num_bytes - len(chunk))
+            yield chunk
+
+    monkeypatch.setattr(Files, "read", reading)
+    async with served(cluster()) as api:
+        long = "x" * (2 * CHUNK_BYTES + 17)
+        file = await upload(api, [f'"{long}"'])
+        assert await content(api, file["id"]) == [long]
+    assert len(seen) == 3
+    assert min(seen) >= 0
 
 
 @pytest.mark.parametrize(
