@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 from aiohttp import BodyPartReader, web
@@ -16,6 +15,7 @@ from coordinator.api.answer.bodies import json_answer
 from coordinator.api.calls import question
 from coordinator.api.context import CONTEXT, TRACE
 from coordinator.api.read.ask import Question
+from coordinator.api.read.body_budget import SLOW
 from coordinator.api.server import callers
 from coordinator.api.server.middleware import check_socket_origin
 from coordinator.jobs.keys import RUNNER
@@ -29,7 +29,7 @@ from coordinator.jobs.objects import (
 from coordinator.jobs.runner import BatchRunner
 from coordinator.jobs.storage.files import CHUNK_BYTES, StoredFile, Upload
 from coordinator.stateful.pages import whole_number
-from pdserve.shared.errors import InvalidRequest
+from pdserve.shared.errors import BuffersFull, InvalidRequest
 
 T = TypeVar("T")
 
@@ -51,9 +51,7 @@ async def upload_file(request: web.Request) -> web.Response:
     await runner.files.check_room(trace.owner, 0)
     upload = runner.files.begin()
     try:
-        async with asyncio.timeout(_UPLOAD_S):
-            arrive = partial(runner.files.arrive, trace.owner)
-            fields = await _read_form(request, upload, arrive, context.config.body_timeout_s)
+        fields = await _receive(request, upload)
         keep_s, name = _keep_s(fields), fields["file"]
         if fields.get("purpose") != "batch":
             raise InvalidRequest(
@@ -62,15 +60,36 @@ async def upload_file(request: web.Request) -> web.Response:
                 "purpose",
             )
         await runner.files.done(upload, trace.owner, name, "batch", keep_s)
-    except TimeoutError as error:
-        await upload.drop()
-        raise web.HTTPRequestTimeout(text="the file did not arrive in time") from error
     except BaseException:  # cancelled, too: the client is gone, and half a file is of no use
         await asyncio.shield(upload.drop())
         raise
     finally:
         runner.files.arrived(trace.owner, upload.num_bytes)
     return json_answer(file_shown(await runner.files.get(trace.owner, upload.file_id)))
+
+
+async def _receive(request: web.Request, upload: Upload) -> dict[str, str]:
+    """Write a form's file as far as there is room for it; return the other fields and its name."""
+    context, trace, files = request.app[CONTEXT], request[TRACE], request.app[RUNNER].files
+    trace.body = held = context.bodies.body(trace.payer)  # what is not written yet
+
+    async def write(part: bytes) -> None:
+        await held.take(len(part))
+        await files.arrive(trace.owner, len(part))
+        await upload.add(part)
+        if not held.is_over:
+            held.add(upload.num_waiting - held.num_bytes)
+
+    try:
+        async with asyncio.timeout(_UPLOAD_S) as timer:
+            held.may_end(lambda: timer.reschedule(0.0))
+            return await _read_form(request, write, context.config.body_timeout_s)
+    except TimeoutError as error:
+        if held.was_ended:
+            raise BuffersFull(SLOW) from error
+        raise web.HTTPRequestTimeout(text="the file did not arrive in time") from error
+    finally:
+        held.arrived()
 
 
 async def list_files(runner: BatchRunner, question: Question) -> web.Response:
@@ -149,12 +168,10 @@ def sent(find: Callable[[BatchRunner, Question], Awaitable[Content]]) -> Handler
 
 
 async def _read_form(
-    request: web.Request,
-    upload: Upload,
-    arrive: Callable[[int], Awaitable[None]],
-    wait_s: float,
+    request: web.Request, write: Callable[[bytes], Awaitable[None]], wait_s: float
 ) -> dict[str, str]:
     """Read the form, and write its file; return its other fields, and the file's name."""
+    num_bytes = 0
     fields: dict[str, str] = {}
     try:
         form = await request.multipart()
@@ -170,10 +187,10 @@ async def _read_form(
             file_name = part.filename or "file"  # bytes that are no text are halves of pairs in it
             fields[name] = file_name[:256].encode(errors="replace").decode().replace("\0", "?")
             while chunk := await _next(part.read_chunk(2**16), wait_s):
-                if upload.num_bytes + len(chunk) > MAX_FILE_BYTES:
-                    raise web.HTTPRequestEntityTooLarge(MAX_FILE_BYTES, upload.num_bytes)
-                await arrive(len(chunk))
-                await upload.add(bytes(chunk))
+                num_bytes += len(chunk)
+                if num_bytes > MAX_FILE_BYTES:
+                    raise web.HTTPRequestEntityTooLarge(MAX_FILE_BYTES, num_bytes)
+                await write(bytes(chunk))
     except (ValueError, AssertionError) as error:
         raise InvalidRequest(f"the form cannot be read: {error}") from error
     except HttpProcessingError as error:  # of a part's headers

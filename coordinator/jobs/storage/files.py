@@ -41,6 +41,11 @@ class Upload:
         self._num_chunks = 0
         self._rest = bytearray()
 
+    @property
+    def num_waiting(self) -> int:
+        """Bytes that are to be written with further ones."""
+        return len(self._rest)
+
     async def add(self, part: bytes) -> None:
         """Write more bytes. Raises StoreUnavailable."""
         self._rest += part

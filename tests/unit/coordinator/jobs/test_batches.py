@@ -206,6 +206,24 @@ async def test_files_are_listed_read_and_deleted() -> None:
         assert kept["expires_at"] == kept["created_at"] + 3600
 
 
+async def test_what_of_a_file_is_not_written_yet_is_counted_as_bodies_are() -> None:
+    head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+
+    async def parts() -> AsyncIterator[bytes]:
+        bodies = api.server_context.bodies
+        yield head + b"x" * (CHUNK_BYTES // 2)
+        await until(lambda: bodies.num_bytes > CHUNK_BYTES // 4)
+        yield b"x" * (CHUNK_BYTES // 8 * 5)  # with which there is a chunk to write
+        await until(lambda: bodies.num_bytes < CHUNK_BYTES // 4)
+        yield b"\r\n--b--\r\n"
+
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with served(cluster()) as api:
+        async with api.client.post("/v1/files", data=parts(), headers=form) as response:
+            assert (await response.json())["error"]["param"] == "purpose"
+        assert api.server_context.bodies.num_bytes == 0
+
+
 async def test_a_chunk_has_memory_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many slow readers would hold one each, of which the few bytes on their way were counted."""
     read, seen = Files.read, []
