@@ -23,7 +23,7 @@ def pack_weights(weights: DecoderWeights, config: ModelConfig, form: WeightForm)
         embedding=weights.embedding,
         layers=[_layer(layer, config, form) for layer in weights.layers],
         final_norm=weights.final_norm.float(),
-        lm_head=pack(weights.lm_head, form=form),
+        lm_head=pack(weights.lm_head.weight, form=form),
     )
 
 

@@ -15,6 +15,7 @@ from pdserve.engine.models.config import ModelConfig
 from pdserve.engine.plan.forms import FLOAT32
 from pdserve.engine.plan.matrix import Matrix
 from pdserve.engine.ranks.collectives import ALONE, Collectives
+from pdserve.model_files.coding import Codes
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -40,9 +41,36 @@ class Linear:
         scaled = functional.linear(x, self.weight.to(x.dtype)) * self.scales
         return (scaled if self.bias is None else scaled + self.bias).to(x.dtype)
 
+    @property
+    def in_features(self) -> int:
+        """Columns of x."""
+        return self.weight.shape[-1]
+
     def of_rows(self, rows: Tensor) -> Linear:
         """Return what some rows of a step are multiplied by, which are x then."""
         return self
+
+    def stored(self, rows: slice) -> Tensor:
+        """Return the memory of some rows' weights."""
+        return self.weight[rows]
+
+    def checked(self, rows: slice) -> Tensor:
+        """Return what is finite if and only if these rows are."""
+        return self.weight[rows] if self.scales is None else self.scales[rows]
+
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether `put` takes codes."""
+        return False
+
+    def put(self, first_row: int, rows: Tensor | Codes) -> None:
+        """Fill rows from this one on, of a matrix that has scales, with weights or with codes."""
+        assert isinstance(rows, Tensor), "no codes are kept so"
+        assert self.scales is not None, "others are copied"
+        codes, scales = quantised(rows, self.weight.dtype)
+        there = slice(first_row, first_row + len(rows))
+        self.weight[there] = codes
+        self.scales[there] = scales
 
     def __getitem__(self, number: int) -> Linear:
         """Return one of a stack."""

@@ -7,13 +7,14 @@ embedding, is stored as that is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from pdserve.engine.experts import Experts, SharedExpert
-from pdserve.engine.layers import Linear, Mlp, empty_linear, quantised
+from pdserve.engine.layers import Linear, Mlp, empty_linear
 from pdserve.engine.plan.layer import LayerPlan, MlpPlan
 from pdserve.engine.plan.matrix import Matrices, Matrix, Part
 from pdserve.engine.plan.model import ModelPlan
@@ -31,6 +32,15 @@ class LayerWeights:
     mlp: Mlp | Experts
     heads: dict[str, Linear]  # of latent attention: stacks of those of its heads; {}: it is none
 
+    @property
+    def linears(self) -> list[Linear]:
+        """All matrices but stacks."""
+        mlp = self.mlp
+        if isinstance(mlp, Mlp):
+            return [*self.mixer.values(), *mlp.linears.values()]
+        shared = [] if mlp.shared is None else [*mlp.shared.mlp.linears.values()]
+        return [*self.mixer.values(), *shared]
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
@@ -38,19 +48,25 @@ class TensorSlot:
 
     destination: Tensor  # the part of the weights that it is copied or broadcast into
     part: tuple[slice, ...] = ()  # of the tensor, that this rank has; (): all of it
-    scales: Tensor | None = None  # [rows] float32; None: it is not quantised
     offset: float = 0.0  # to be added to the tensor
+    quantised: Linear | None = None  # that makes codes of it
+    first_row: int = 0  # there
+    twin: TensorSlot | None = None  # where it belongs besides: to the output matrix
+
+    @property
+    def places(self) -> list[TensorSlot]:
+        """This one, and where it belongs besides."""
+        return [self] if self.twin is None else [self, self.twin]
 
     @property
     def checked(self) -> Tensor:
         """What is finite if and only if the tensor was."""
-        return self.destination if self.scales is None else self.scales
-
-    def quantise(self, rows: Tensor) -> None:
-        """Fill codes and scales."""
-        codes, scales = quantised(rows, self.destination.dtype)
-        self.destination.copy_(codes)
-        self.checked.copy_(scales)
+        if self.quantised is None:
+            return self.destination
+        rows = self.part[0]
+        return self.quantised.checked(
+            slice(self.first_row, self.first_row + rows.stop - rows.start)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,7 @@ class DecoderWeights:
     embedding: Tensor  # [vocab_size, hidden_size]; [0, hidden_size] if not of the first stage
     layers: list[LayerWeights]  # of the stage
     final_norm: Tensor  # [hidden_size]; [0] if not of the last stage
-    lm_head: Tensor  # as embedding, of the last stage; if that is the first, too, itself when tied
+    lm_head: Linear  # as embedding, of the last stage; if that is the first, too, itself when tied
     slots: dict[str, TensorSlot]  # of the tensors in the checkpoint; together they cover all
 
     def expect_norms(self, *known: str) -> None:
@@ -71,13 +87,28 @@ class DecoderWeights:
             )
 
 
-def allocate_weights(plan: ModelPlan, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
-    """Allocate uninitialised memory for one rank's weights; what is no matrix is of `dtype`."""
-    return _Allocation(plan, dtype, device).weights()
+EmptyLinear = Callable[..., Linear]  # as `empty_linear`
+
+
+def allocate_weights(
+    plan: ModelPlan, dtype: torch.dtype, device: torch.device, empty: EmptyLinear = empty_linear
+) -> DecoderWeights:
+    """Allocate uninitialised memory for one rank's weights.
+
+    Args:
+        plan: of the rank.
+        dtype: of what is no matrix.
+        device: where they will be.
+        empty: allocates matrices.
+    """
+    return _Allocation(plan, dtype, device, empty).weights()
 
 
 class _Allocation:
-    def __init__(self, plan: ModelPlan, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, plan: ModelPlan, dtype: torch.dtype, device: torch.device, empty: EmptyLinear
+    ) -> None:
+        self._empty_linear = empty
         self._plan = plan
         self._dtype = dtype
         self._device = device
@@ -91,10 +122,22 @@ class _Allocation:
         final_norm = self._empty(0) if norm is None else self._norm(norm, norm.size)
         if norm is not None:
             self._slots[norm.tensor] = TensorSlot(final_norm, offset=norm.offset)
-        output = None if plan.lm_head is None else plan.lm_head.parts[0]
-        is_shared = output is not None and output == plan.embedding
-        lm_head = embedding if is_shared else self._vocabulary(output)
-        return DecoderWeights(embedding, layers, final_norm, lm_head, self._slots)
+        return DecoderWeights(embedding, layers, final_norm, self._head(embedding), self._slots)
+
+    def _head(self, embedding: Tensor) -> Linear:
+        """Return the output matrix, which is stored as the embedding, unless its kind is coded."""
+        matrix = self._plan.lm_head
+        if matrix is None:
+            return Linear(self._vocabulary(None), None)
+        (output,) = matrix.parts
+        if self._empty_linear is not empty_linear and matrix.form.is_coded:
+            tied = self._slots.get(output.weight)  # the embedding's
+            head = self._linear(matrix)
+            if tied is not None:
+                self._slots[output.weight] = replace(tied, twin=self._slots[output.weight])
+            return head
+        is_shared = output == self._plan.embedding
+        return Linear(embedding if is_shared else self._vocabulary(output), None)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
@@ -146,24 +189,27 @@ class _Allocation:
         return Experts(plan.choice, router, **stacks, shared=shared, score_bias=bias)
 
     def _linears(self, matrices: Matrices) -> dict[str, Linear]:
-        made = {}
-        for name, matrix in matrices.items():
-            made[name] = empty_linear(matrix, self._dtype, self._device)
-            self._place(matrix, made[name])
+        return {name: self._linear(matrix) for name, matrix in matrices.items()}
+
+    def _linear(self, matrix: Matrix) -> Linear:
+        made = self._empty_linear(matrix, self._dtype, self._device)
+        self._place(matrix, made)
         return made
 
     def _stacks(self, parts: tuple[Matrices, ...]) -> dict[str, Linear]:
         return {name: self._stack(name, parts) for name in parts[0]} if parts else {}
 
     def _stack(self, name: str, experts: tuple[Matrices, ...]) -> Linear:
-        made = empty_linear(experts[0][name], self._dtype, self._device, len(experts))
+        made = self._empty_linear(experts[0][name], self._dtype, self._device, len(experts))
         for number, expert in enumerate(experts):
             self._place(expert[name], made[number])
         return made
 
     def _place(self, matrix: Matrix, linear: Linear) -> None:
         for part, rows, cut in matrix.placed():
-            scales = None if linear.scales is None else linear.scales[rows]
-            self._slots[part.weight] = TensorSlot(linear.weight[rows], cut, scales)
+            fills = None if linear.scales is None else linear
+            self._slots[part.weight] = TensorSlot(
+                linear.stored(rows), cut, quantised=fills, first_row=rows.start
+            )
             if linear.bias is not None:
                 self._slots[part.bias] = TensorSlot(linear.bias[rows], cut[:1])

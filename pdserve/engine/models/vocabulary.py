@@ -43,7 +43,8 @@ class Vocabulary:
     @property
     def num_columns(self) -> int:
         """Columns of what `logits` returns here."""
-        return sum(self._widths) if self._ranks.shard.rank == 0 else len(self._lm_head)
+        rank = self._ranks.shard.rank
+        return sum(self._widths) if rank == 0 else self._widths[rank]
 
     def embed(self, token_ids: Tensor, adapted: Rows = ()) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, hidden_size] in the model's dtype."""
@@ -72,7 +73,7 @@ class Vocabulary:
 
         The other ranks get the columns of their own tokens. `adapted`: rows of `states`.
         """
-        columns = functional.linear(states, self._lm_head)
+        columns = self._lm_head(states)
         for adapter, own in _on(states.device, adapted):
             if adapter.own_head is not None:
                 own_head = adapter.own_head[self._own_tokens].to(states)

@@ -108,14 +108,14 @@ def _embedding(part: Part, dtype: torch.dtype, stored: StoredTensor) -> Arrays:
         check_finite({part.weight: stored[part.cut]})
         return
     rows = torch.empty(len(part.rows), stored.shape[1], dtype=dtype)
-    for piece in _pieces(part.rows, stored):
+    for piece in pieces(part.rows, stored):
         decoded = _checked({part.weight: stored}, part.weight, piece)
         start = piece.start - part.rows.start
         rows[start : start + len(decoded)] = decoded
     yield part.weight, rows
 
 
-def _pieces(rows: range, stored: StoredTensor) -> Iterator[slice]:
+def pieces(rows: range, stored: StoredTensor) -> Iterator[slice]:
     """Divide rows of what is decoded, so that little of it is in memory."""
     at_once = len(rows)
     if not isinstance(stored, Tensor):
@@ -142,7 +142,7 @@ def _packed(matrix: Matrix, tensors: Stored) -> Arrays:
     for part, rows, (_, columns) in matrix.placed():
         first = rows.start - part.rows.start
         stored = tensors[part.weight]
-        for piece in _pieces(part.rows, stored):
+        for piece in pieces(part.rows, stored):
             bias = _checked(tensors, part.bias, piece) if matrix.has_bias else None
             if not matrix.form.keeps_stored:
                 weight = _checked(tensors, part.weight, piece, columns).contiguous()

@@ -1,10 +1,10 @@
 """The forms in which matrices are stored: data, a row of FORMS each.
 
-What multiplies by a form is looked up by form and device: `csrc/linear/form.cpp` on CPUs, and
-`Linear` in torch, which takes any form with a scale for each output.
+What multiplies by a form is looked up by form and device: `csrc/linear/form.cpp` on CPUs,
+`cuda/quantised` on GPUs, and `Linear` in torch, which takes any form with a scale for each output.
 
-A form with a coding holds codes, on CPUs: a quantised checkpoint's own, or those that weights are
-rounded to (INT4).
+A form with a coding holds codes: a quantised checkpoint's own, or those that weights are rounded to
+(INT4).
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ class WeightForm:
         return self.coding is not None and not self.is_quantised
 
     @property
+    def is_coded(self) -> bool:
+        """Whether a matrix holds codes, of either kind."""
+        return self.is_quantised or self.coding is not None
+
+    @property
     def quantization(self) -> str:
         """The setting that asks for it."""
         return self.name if self.is_quantised else "none"
@@ -83,13 +88,13 @@ _ALL: Final = frozenset({"cpu", "cuda"})
 FLOAT32: Final = WeightForm("float32", "float32", 32, _ALL)
 BFLOAT16: Final = WeightForm("bfloat16", "bfloat16", 16, _ALL)
 FLOAT16: Final = WeightForm("float16", "float16", 16, frozenset({"cuda"}))
-INT8: Final = WeightForm("int8", "int8", 8, frozenset({"cpu"}), group=(1, 0), scale_bytes=4)
-FP8: Final = WeightForm("fp8", "float8_e4m3fn", 8, frozenset({"cpu"}), group=(1, 0), scale_bytes=4)
+INT8: Final = WeightForm("int8", "int8", 8, _ALL, group=(1, 0), scale_bytes=4)
+FP8: Final = WeightForm("fp8", "float8_e4m3fn", 8, _ALL, group=(1, 0), scale_bytes=4)
 INT4: Final = WeightForm(
     "int4",
     "uint8",
     4,
-    frozenset({"cpu"}),
+    _ALL,
     group=(1, 32),
     scale_bytes=4,
     coding=Coding(4, 32, scale=ScaleType.NESTED, has_minimums=True),
@@ -110,7 +115,7 @@ def fitting_form(form: WeightForm, num_in: int, *, is_head: bool = False) -> Wei
 def coded_form(coding: Coding) -> WeightForm:
     """Return the form that holds codes as they are."""
     group = (1, coding.unit)
-    return WeightForm(str(coding), "uint8", coding.bits, frozenset({"cpu"}), group, coding=coding)
+    return WeightForm(str(coding), "uint8", coding.bits, _ALL, group, coding=coding)
 
 
 def form_of(quantization: str, activations: ActivationDtype) -> WeightForm:

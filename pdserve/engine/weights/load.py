@@ -14,18 +14,24 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pdserve.engine.layers import torch_dtype
+from pdserve.engine.layers import Linear, empty_linear, torch_dtype
 from pdserve.engine.models.decoder import Decoder
-from pdserve.engine.models.parameters import DecoderWeights, allocate_weights
+from pdserve.engine.models.parameters import (
+    DecoderWeights,
+    EmptyLinear,
+    TensorSlot,
+    allocate_weights,
+)
 from pdserve.engine.native.decoder import NativeDecoder
-from pdserve.engine.native.load import load_native_weights
+from pdserve.engine.native.load import load_native_weights, pieces
 from pdserve.engine.native.packed_cache import PackedCache
 from pdserve.engine.plan.forms import ActivationDtype
 from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.worst import ANY_STEP, LargestStep
-from pdserve.engine.weights.finite import check_finite, check_scales
+from pdserve.engine.weights.finite import check_codes, check_finite, check_scales
 from pdserve.engine.weights.opening import open_tensors
+from pdserve.engine.weights.stored.tensors import CodedTensor, StoredTensor
 from pdserve.model_files.checkpoint import Checkpoint
 
 Progress = Callable[[float], None]  # called with the loaded share, from 0 to 1
@@ -72,7 +78,7 @@ def load_decoder(
     if device.type != "cpu":
         from pdserve.engine.cuda.load import cuda_decoder  # only where a GPU is asked for
 
-        weights = load_torch_weights(checkpoint, plan, dtype, device, on_progress)
+        weights = load_device_weights(checkpoint, plan, dtype, device, on_progress)
         return cuda_decoder(
             plan.config,
             weights,
@@ -106,16 +112,32 @@ def load_rank(
     return NativeDecoder(plan.config, packed, kernels, plan.shard, steps, first_pool_layer)
 
 
-def load_torch_weights(
+def load_device_weights(
     checkpoint: Checkpoint,
     plan: ModelPlan,
     dtype: ActivationDtype,
     device: torch.device,
     on_progress: Progress | None = None,
 ) -> DecoderWeights:
+    """As load_torch_weights, for our kernels on a GPU, which read codes as they are."""
+    if all(not matrix.form.is_coded for matrix in plan.matrices):
+        return load_torch_weights(checkpoint, plan, dtype, device, on_progress)
+    from pdserve.engine.cuda.quantised.linear import device_linear  # has Triton
+
+    return load_torch_weights(checkpoint, plan, dtype, device, on_progress, device_linear)
+
+
+def load_torch_weights(
+    checkpoint: Checkpoint,
+    plan: ModelPlan,
+    dtype: ActivationDtype,
+    device: torch.device,
+    on_progress: Progress | None = None,
+    empty: EmptyLinear = empty_linear,
+) -> DecoderWeights:
     """Load a rank's weights onto a device. Arguments and errors as for load_decoder.
 
-    Of the files, only the parts that this rank has are read.
+    Of the files, only the parts that this rank has are read. `empty` allocates matrices.
     """
     tensors = open_tensors(
         checkpoint,
@@ -124,10 +146,11 @@ def load_torch_weights(
         within=plan.within(),
     )
     check_scales(tensors)
-    weights = allocate_weights(plan, torch_dtype(dtype), device)
+    weights = allocate_weights(plan, torch_dtype(dtype), device, empty)
     # Without the biases that rank 0 adds, of which others have no slot.
-    slots = {name: weights.slots[name] for name in tensors if name in weights.slots}
-    total_bytes = sum(slot.destination.nbytes for slot in slots.values())
+    own = {name: weights.slots[name] for name in tensors if name in weights.slots}
+    slots = [(name, slot) for name, tied in own.items() for slot in tied.places]
+    total_bytes = sum(slot.destination.nbytes for _, slot in slots)
     loaded_bytes = 0
 
     def on_loaded(num_bytes: int) -> None:
@@ -137,23 +160,37 @@ def load_torch_weights(
             on_progress(loaded_bytes / total_bytes)
 
     copies, num_decoded = [], 0
-    for name, slot in slots.items():
+    for name, slot in slots:
         stored = tensors[name]
+        if slot.quantised is not None:
+            _put(name, stored, slot, slot.quantised)
+            on_loaded(slot.destination.nbytes)
+            continue
         source = stored[slot.part]
         if slot.offset:
             source = source.float() + slot.offset
-        if slot.scales is None:
-            copies.append((source, slot.destination))
-        else:
-            slot.quantise(source.to(device))
-            on_loaded(slot.destination.nbytes)
+        copies.append((source, slot.destination))
         num_decoded += 0 if isinstance(stored, Tensor) else source.nbytes
         if num_decoded > _DECODED_BYTES:
             _copy(copies, device, on_loaded)
             copies, num_decoded = [], 0
     _copy(copies, device, on_loaded)
-    check_finite({name: slot.checked for name, slot in slots.items()})
+    check_finite({name: slot.checked for name, slot in slots})
     return weights
+
+
+def _put(name: str, stored: StoredTensor, slot: TensorSlot, linear: Linear) -> None:
+    """Make codes of a tensor, or take its own, some rows at a time."""
+    rows, *columns = slot.part
+    for piece in pieces(range(rows.start, rows.stop), stored):
+        here = slot.first_row + piece.start - rows.start
+        if linear.keeps_codes:
+            assert isinstance(stored, CodedTensor), "as planned"
+            codes = stored.coded((piece, *columns))
+            check_codes(name, codes, piece.start)
+            linear.put(here, codes)
+        else:
+            linear.put(here, stored[(piece, *columns)].to(linear.weight.device))
 
 
 def _copy(

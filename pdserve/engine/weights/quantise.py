@@ -30,7 +30,9 @@ def quantised(weight: Tensor, coding: Coding) -> Codes:
     rows = max(1, _ROWS_BYTES // (4 * weight.shape[1]))
     starts = range(0, len(weight), rows)
     parts = [_quantised(weight[start : start + rows].float(), coding) for start in starts]
-    codes, scales, minimums, supers = (torch.cat(each).numpy() for each in zip(*parts, strict=True))
+    codes, scales, minimums, supers = (
+        torch.cat(each).cpu().numpy() for each in zip(*parts, strict=True)
+    )
     return Codes(coding, codes, scales, minimums, supers)
 
 

@@ -23,20 +23,20 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device
     """The same numbers on every device: norms about 1, all else about 0."""
     generator = torch.Generator().manual_seed(0)
     weights = allocate_weights(plan_in(config, dtype), dtype, device)
-    for tensor in _tensors(replace(weights, slots={})):
+    for tensor in tensors_of(replace(weights, slots={})):
         # What is one number a channel or head dimension is a norm or a bias.
         values = torch.randn(tensor.shape, generator=generator) * 0.3
         tensor.copy_(values + 1.0 if tensor.ndim == 1 else values)
-    return replace(weights, lm_head=weights.embedding) if config.ties_embeddings else weights
+    return weights
 
 
-def _tensors(part: object) -> Iterator[Tensor]:
+def tensors_of(part: object) -> Iterator[Tensor]:
     """Every tensor, in the order of the fields."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, list):
         for item in part:
-            yield from _tensors(item)
+            yield from tensors_of(item)
     elif isinstance(part, LayerWeights):
         norms, mixer = part.norms, dict(part.mixer)  # in the order of their use
         out = mixer.pop("attention_out")
@@ -50,10 +50,10 @@ def _tensors(part: object) -> Iterator[Tensor]:
             *of_latent,
         ]
         after = [norm for name, norm in norms.items() if name.startswith("after_")]
-        yield from _tensors([*attention, norms.get("mlp_norm"), part.mlp, after])
+        yield from tensors_of([*attention, norms.get("mlp_norm"), part.mlp, after])
     elif is_dataclass(part):
         for field in fields(part):
-            yield from _tensors(getattr(part, field.name))
+            yield from tensors_of(getattr(part, field.name))
 
 
 def make_node(model: Decoder, num_blocks: int = 40, block_size: int = 8) -> Node:

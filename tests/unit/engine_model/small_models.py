@@ -107,7 +107,7 @@ def small_model(dtype: torch.dtype = torch.float32, seed: int = 0, **fields: Any
                 heads.copy_(torch.randn(config.head_dim, generator=generator) * 0.1 + 1.0)
     fill(weights.final_norm, 0.1, 1.0)
     if not config.ties_embeddings:
-        fill(weights.lm_head, config.hidden_size**-0.5)
+        fill(weights.lm_head.weight, config.hidden_size**-0.5)
     else:
         weights = replace(weights, lm_head=weights.embedding)
     return SmallModel(config, weights)
