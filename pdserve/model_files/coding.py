@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -81,6 +81,11 @@ class Coding:
         blocks = -(-num_in // _BLOCK_INPUTS)
         numbers += -numbers % 4  # of 16 outputs, codes begin at a whole line
         return num_out * (blocks * self.bits * _BLOCK_INPUTS // 8 + numbers)
+
+
+def on_device(coding: Coding) -> Coding:
+    """Return the coding in which a GPU holds such weights, without loss: of 4 or of 8 bits."""
+    return coding if coding.bits in (4, 8) else replace(coding, bits=8, zero=128)
 
 
 def joined(codings: Iterable[Coding]) -> Coding | None:

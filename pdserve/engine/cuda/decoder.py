@@ -22,6 +22,7 @@ from pdserve.engine.cuda.layers import experts
 from pdserve.engine.cuda.layers.adapters import DeviceAdapters
 from pdserve.engine.cuda.layers.forward import Forward, RowTaps, StepInputs
 from pdserve.engine.cuda.layers.rows import GATED, take_sampled
+from pdserve.engine.cuda.quantised.linear import warm_up_products
 from pdserve.engine.cuda.sampling.sampler import CudaSampler
 from pdserve.engine.experts import Experts
 from pdserve.engine.layer_progress import LayerProgress
@@ -140,7 +141,9 @@ class CudaDecoder:
             take_sampled(one, one.int())
             mixtures = [of.mlp for of in self._weights.layers if isinstance(of.mlp, Experts)]
             if mixtures:  # they are all alike
-                experts.warm_up(mixtures[0], GATED[self.config.arithmetic.activation])
+                gated = GATED[self.config.arithmetic.activation]
+                experts.warm_up(mixtures[0], gated, self.dtype)
+            warm_up_products(self._weights, self.dtype)
 
     @torch.inference_mode()
     def logits(

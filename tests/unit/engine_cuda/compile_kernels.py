@@ -32,6 +32,9 @@ from pdserve.engine.cuda.layers import latent, rows
 from pdserve.engine.cuda.layers.adapters import add_low_rank
 from pdserve.engine.cuda.layers.experts import mix_experts
 from pdserve.engine.cuda.layers.recurrent import RecurrentLayers
+from pdserve.engine.cuda.quantised.experts import Places, multiply_stack
+from pdserve.engine.cuda.quantised.linear import QuantisedLinear, device_linear
+from pdserve.engine.cuda.quantised.products import tiles_of
 from pdserve.engine.cuda.sampling import launches
 from pdserve.engine.cuda.sampling.inputs import EditInputs, EditKind, MaskInputs, RankInputs
 from pdserve.engine.cuda.sampling.results import Results
@@ -41,7 +44,10 @@ from pdserve.engine.models.expert_config import ExpertConfig, ExpertNames
 from pdserve.engine.models.latent import LatentShape
 from pdserve.engine.models.parameters import LayerWeights
 from pdserve.engine.models.recurrent import RecurrentShape
+from pdserve.engine.plan.forms import FP8, INT4, INT8, coded_form
+from pdserve.engine.plan.matrix import Matrix, Part
 from pdserve.engine.steps.batch import StateTables
+from pdserve.model_files.coding import Coding, ScaleType
 
 NUM_ROWS = 64  # of a step: as many requests
 BLOCK_SIZE = 16  # of the pool, by default on GPUs
@@ -177,6 +183,23 @@ def launch_adapters(model: Model) -> None:
         add_low_rank(longs(8, 5), ints(NUM_ROWS), ints(NUM_ROWS // 16), ranks, x, y, own_bias)
 
 
+def launch_quantised(model: Model) -> None:
+    """Products of few rows, of more, and of many, with weights of each kind; and experts."""
+    device, sizes = torch.device("meta"), (model.hidden_size, model.inner_width)
+    part = Part("", range(2 * sizes[1]))
+    for form in (INT8, FP8, INT4, *(coded_form(coding) for coding in CODED)):
+        matrix = Matrix("", (part,), range(sizes[0]), form, has_bias=form is INT8)
+        one, stack = (device_linear(matrix, model.dtype, device, *of) for of in ((), (128,)))
+        assert isinstance(one, QuantisedLinear)
+        assert isinstance(stack, QuantisedLinear)
+        for tile in tiles_of(one.kind):
+            one(shaped(tile.rows, sizes[0], dtype=model.dtype))
+        if form in (INT8, INT4):
+            places = Places(longs(NUM_ROWS), longs(129), longs(8, 8), 8)
+            x = shaped(NUM_ROWS, sizes[0], dtype=model.dtype)
+            multiply_stack(x, stack.weights, places, 64, NUM_ROWS, torch.float32, is_in_place=True)
+
+
 def launch_states(model: Model) -> None:
     """A layer with a state, of Qwen3-Next."""
     shape = RecurrentShape(16, 32, 128, 128, 4, frozenset({0}))
@@ -210,8 +233,15 @@ def launch_sampling(model: Model) -> None:
     launches.rank(logits, ints(NUM_ROWS), ranks, found)
 
 
+CODED = (  # GGUF's Q4_K and Q6_K, and GPTQ
+    Coding(4, 32, 0, ScaleType.TWO_LEVELS, True),
+    Coding(8, 16, 128, ScaleType.TWO_LEVELS),
+    Coding(4, 128, 0, ScaleType.FLOAT32, True),
+)
+
 _LLAMA = (
     partial(launch_sampling, LLAMA_8B),
+    partial(launch_quantised, LLAMA_8B),
     partial(launch_layer, LLAMA_8B),
     partial(launch_adapters, LLAMA_8B),
 )
@@ -287,6 +317,9 @@ def figures(kernel: Any, grid: tuple[int, ...], log: str) -> dict[str, Any]:
         "shared_bytes": kernel.metadata.shared,
         "uses_tensor_cores": re.search(r"\b(wg)?mma\.", kernel.asm["ptx"]) is not None,
         "fuses": "fma.rn.f" in kernel.asm["ptx"],
+        "instructions": sorted(
+            {*re.findall(r"\b(?:wgmma|mma|tcgen05\.mma)\.\S+", kernel.asm["ptx"])}
+        ),
     }
 
 

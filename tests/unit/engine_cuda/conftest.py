@@ -51,8 +51,12 @@ def _once(put_into_language: Callable[[Any], object]) -> Callable[[Any], object]
 def _dot(builder: Any, a: Any, b: Any, accumulator: Any, *_: Any) -> Any:
     """The interpreter keeps bfloat16 as its bits, and would multiply those.
 
-    It would use BLAS, too, where the bits of a row may depend on its place in the matrix.
+    It would use BLAS, too, where the bits of a row may depend on its place in the matrix. Sums of
+    integers are of 32 bits.
     """
+    if a.data.dtype == np.int8:
+        wide = (each.data.astype(np.int32) for each in (a, b))
+        return type(a)(np.matmul(*wide) + accumulator.data, accumulator.dtype.scalar)
     product = np.einsum("ik,kj->ij", _as_float32(a), _as_float32(b))
     return type(a)(product + accumulator.data, accumulator.dtype.scalar)
 

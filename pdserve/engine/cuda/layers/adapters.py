@@ -144,10 +144,19 @@ class DeviceAdapters:
         """Launch what steps launch, for no rows, so that no request compiles it."""
         with torch.cuda.device_of(self.weights.embedding):  # type: ignore[no-untyped-call]
             rows = torch.full((_TILE,), -1, dtype=torch.int32, device=self._device)
-            for table, linear in zip(self._tables, self._linears, strict=True):
-                num_out, num_in = linear.weight.shape
-                x, y = (linear.weight.new_zeros(1, size) for size in (num_in, num_out))
+            for table, matrix, linear in zip(
+                self._tables, self._matrices, self._linears, strict=True
+            ):
+                x, y = (
+                    torch.zeros(1, size, dtype=self._dtype_of(linear), device=self._device)
+                    for size in (matrix.num_in, matrix.num_out)
+                )
                 add_low_rank(table, rows, rows[:1] + 1, self._most_ranks, x, y, linear.bias)
+
+    def _dtype_of(self, linear: Linear) -> torch.dtype:
+        """Return that of what a matrix takes."""
+        is_wide = linear.weight.dtype == torch.float32  # a router's
+        return torch.float32 if is_wide else self._dtype
 
     def _layer(self, weights: LayerWeights, plan: LayerPlan) -> LayerWeights:
         matrices, mlp = plan.mlp.matrices, weights.mlp
@@ -170,11 +179,11 @@ class DeviceAdapters:
         self._matrices.append(matrix)
         self._linears.append(linear)
         index = len(self._linears) - 1
-        return SegmentedLinear(linear.weight, linear.bias, linear.scales, self, index)
+        return SegmentedLinear(linear.weight, linear.bias, linear.scales, linear, self, index)
 
     def _addition(self, adapter: Adapter, matrix: Matrix, linear: Linear) -> DeviceAddition | None:
         own = list(adapter.of(matrix, self._plan.shard))
-        return packed(own, matrix.num_out, linear.weight.dtype, self._device) if own else None
+        return packed(own, matrix.num_out, self._dtype_of(linear), self._device) if own else None
 
     def _vocabulary(self, adapter: Adapter) -> Adapter:
         def there(tensor: Tensor | None) -> Tensor | None:
@@ -201,13 +210,15 @@ class DeviceAdapters:
 class SegmentedLinear(Linear):
     """A layer to whose products the adapters of a step's rows are added."""
 
+    base: Linear | None = None
     adapters: DeviceAdapters | None = None
     index: int = 0  # among its matrices
 
     def __call__(self, x: Tensor) -> Tensor:
         """See Linear. [num_rows, in_features], contiguous."""
-        y = Linear.__call__(self, x)
+        assert self.base is not None
         assert self.adapters is not None
+        y = self.base(x)
         self.adapters.add(self.index, x, y, self.bias)
         return y
 

@@ -7,6 +7,24 @@ import triton.language as tl
 
 
 @triton.jit
+def expert_of(
+    tile, starts, NUM_EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_EXPERTS: tl.constexpr
+):
+    """Return the expert of a tile of places, and how many tiles of it are before.
+
+    The expert is NUM_EXPERTS if there are not so many tiles.
+    """
+    experts = tl.arange(0, BLOCK_EXPERTS)
+    is_expert = experts < NUM_EXPERTS
+    begin = tl.load(starts + experts, mask=is_expert, other=0)
+    end = tl.load(starts + experts + 1, mask=is_expert, other=0)
+    tiles = (end - begin + BLOCK_M - 1) // BLOCK_M
+    is_before = (tl.cumsum(tiles, axis=0) <= tile) & is_expert
+    first_tile = tl.sum(tl.where(is_before, tiles, 0), axis=0)
+    return tl.sum(is_before.to(tl.int64), axis=0), tile - first_tile
+
+
+@triton.jit
 def multiply_experts(
     x,  # [num_rows, num_in]
     weights,  # [num_experts, num_out, num_in]
@@ -26,17 +44,9 @@ def multiply_experts(
     BLOCK_EXPERTS: tl.constexpr,  # at least num_experts
 ):
     """One program: some outputs of some places of one expert. There may be programs too many."""
-    tile = tl.program_id(0)
-    experts = tl.arange(0, BLOCK_EXPERTS)
-    is_expert = experts < NUM_EXPERTS
-    begin = tl.load(starts + experts, mask=is_expert, other=0)
-    end = tl.load(starts + experts + 1, mask=is_expert, other=0)
-    tiles = (end - begin + BLOCK_M - 1) // BLOCK_M
-    is_before = (tl.cumsum(tiles, axis=0) <= tile) & is_expert
-    expert = tl.sum(is_before.to(tl.int64), axis=0)
+    expert, number = expert_of(tl.program_id(0), starts, NUM_EXPERTS, BLOCK_M, BLOCK_EXPERTS)
     if expert < NUM_EXPERTS:
-        first_tile = tl.sum(tl.where(is_before, tiles, 0), axis=0)
-        first = tl.load(starts + expert) + (tile - first_tile) * BLOCK_M
+        first = tl.load(starts + expert) + number * BLOCK_M
         places = first + tl.arange(0, BLOCK_M)
         is_place = places < tl.load(starts + expert + 1)
         rows = places

@@ -6,7 +6,6 @@ the same whatever the rows choose: a step can be a graph.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -14,21 +13,13 @@ import triton
 from torch import Tensor
 
 from pdserve.engine.cuda.layers.expert_kernels import add_up_experts, multiply_experts
+from pdserve.engine.cuda.quantised.experts import Places, multiply_stack
+from pdserve.engine.cuda.quantised.linear import QuantisedLinear
 from pdserve.engine.experts import Experts, choose_experts
 from pdserve.engine.layers import Gated, Linear
 
 _TILES: Final = (16, 32, 64)  # numbers of rows, ascending; tensor cores compute their products
 _BLOCK: Final = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where the rows are, side by side for each expert. A row is there once for each it chooses."""
-
-    order: Tensor  # [num_places] int64: place |-> row * num_chosen + which of its experts
-    starts: Tensor  # [num_experts + 1] int64: where the places of each expert begin
-    of_rows: Tensor  # [num_rows, num_chosen] int64, the inverse of `order`
-    num_chosen: int
 
 
 def mix_experts(x: Tensor, layer: Experts, gated: Gated) -> Tensor:
@@ -42,20 +33,18 @@ def mix_experts(x: Tensor, layer: Experts, gated: Gated) -> Tensor:
     Returns:
         [num_rows, hidden_size] float32, contiguous.
     """
-    weights = layer.gate_up.weight
-    if x.shape[1:] != weights.shape[2:] or not x.is_contiguous():
-        raise ValueError(f"rows of shape {list(x.shape)} for experts {list(weights.shape)}")
-    if x.dtype != weights.dtype:
-        raise TypeError(f"rows of {x.dtype} for experts of {weights.dtype}")
+    size = layer.gate_up.in_features
+    if x.shape[1:] != (size,) or not x.is_contiguous():
+        raise ValueError(f"rows of shape {list(x.shape)} for experts of {size} inputs")
     tile = _tile_of(len(x) * layer.config.num_chosen, layer.config.num_experts)
     mixed = _mixed(x, layer, gated, tile)
     return mixed if layer.shared is None else mixed.add_(layer.shared(x, gated))
 
 
-def warm_up(layer: Experts, gated: Gated) -> None:
-    """Launch every kernel for all tiles, so that no request waits for a compiler."""
-    weights = layer.gate_up.weight
-    x = torch.zeros((1, weights.shape[2]), dtype=weights.dtype, device=weights.device)
+def warm_up(layer: Experts, gated: Gated, dtype: torch.dtype) -> None:
+    """Launch every kernel for all tiles, so that no request waits for a compiler; `dtype`: of x."""
+    size, device = layer.gate_up.in_features, layer.gate_up.weight.device
+    x = torch.zeros((1, size), dtype=dtype, device=device)
     for tile in _TILES:
         _mixed(x, layer, gated, tile)
 
@@ -68,7 +57,7 @@ def _tile_of(num_places: int, num_experts: int) -> int:
 
 def _mixed(x: Tensor, layer: Experts, gated: Gated, tile: int) -> Tensor:
     routing = choose_experts(x, layer.router, layer.config, layer.score_bias)
-    places = _sorted(routing.experts, layer.config.num_experts)
+    places = sorted_by_expert(routing.experts, layer.config.num_experts)
     inner = gated(_product(x, layer.gate_up, places, tile, x.dtype, is_in_place=False))
     made = _product(inner, layer.down, places, tile, torch.float32, is_in_place=True)
     out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
@@ -87,18 +76,19 @@ def _mixed(x: Tensor, layer: Experts, gated: Gated, tile: int) -> Tensor:
     return out
 
 
-def _sorted(chosen: Tensor, num_experts: int) -> _Places:
+def sorted_by_expert(chosen: Tensor, num_experts: int) -> Places:
+    """Put rows side by side for each expert. `chosen`: [num_rows, num_chosen] int64."""
     experts, order = chosen.flatten().sort(stable=True)
     numbers = torch.arange(max(len(order), num_experts + 1), device=chosen.device)
     of_rows = torch.empty_like(order).scatter_(0, order, numbers[: len(order)])
     starts = torch.searchsorted(experts, numbers[: num_experts + 1])
-    return _Places(order, starts, of_rows.view(chosen.shape), chosen.shape[1])
+    return Places(order, starts, of_rows.view(chosen.shape), chosen.shape[1])
 
 
 def _product(
     x: Tensor,
     stack: Linear,
-    places: _Places,
+    places: Places,
     tile: int,
     dtype: torch.dtype,
     *,
@@ -118,13 +108,19 @@ def _product(
         [num_places, num_out].
     """
     weights, bias = stack.weight, stack.bias
-    num_experts, num_out, num_in = weights.shape
-    num_places = len(places.order)
+    num_experts, num_places = len(weights), len(places.order)
+    # Each expert ends with a tile that may not be full.
+    num_tiles = min(num_places, num_places // tile + num_experts)
+    if isinstance(stack, QuantisedLinear):
+        return multiply_stack(
+            x, stack.weights, places, tile, num_tiles, dtype, is_in_place=is_in_place
+        )
+    _, num_out, num_in = weights.shape
+    if x.dtype != weights.dtype:
+        raise TypeError(f"rows of {x.dtype} for experts of {weights.dtype}")
     out = torch.empty((num_places, num_out), dtype=dtype, device=x.device)
     if num_places == 0:
         return out
-    # Each expert ends with a tile that may not be full.
-    num_tiles = min(num_places, num_places // tile + num_experts)
     block_n, block_k = (128, 64) if x.dtype.itemsize == 2 else (64, 32)
     multiply_experts[(num_tiles, -(-num_out // block_n))](
         x,

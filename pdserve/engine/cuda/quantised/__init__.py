@@ -1,0 +1,1 @@
+"""Products with quantised weights on a GPU."""
