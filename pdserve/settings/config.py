@@ -133,7 +133,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     quantization: Annotated[
         Quantization,
         Meta(
-            description="int8, fp8: 8-bit weight matrices (CPU only), half the memory traffic; "
+            description="int8, fp8: 8-bit weight matrices, half the memory traffic; "
             "int4: 4-bit ones, but for the last, a third"
         ),
     ] = "none"

@@ -19,7 +19,10 @@ def weight_bytes(plan: ModelPlan, dtype: ActivationDtype) -> int:
     )
     others = sum(matrix.num_out for matrix in matrices if matrix.has_bias)
     ends = [] if plan.embedding is None else [plan.embedding]
-    ends += [] if plan.lm_head is None else plan.lm_head.parts
+    if plan.lm_head is not None and plan.lm_head.form.is_coded:
+        matrices.append(plan.lm_head)
+    elif plan.lm_head is not None:
+        ends += plan.lm_head.parts
     rows = {part.name: len(part.rows) for part in ends}  # once, if they are tied
     others += sum(rows.values()) * plan.config.hidden_size
     return sum(matrix.num_bytes for matrix in matrices) + norms + others * dtype.itemsize

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from pdserve.engine.models.config import ModelConfig
@@ -17,8 +18,9 @@ from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.shard import WHOLE, Shard
 from pdserve.engine.weights.gguf_parts import find_parts
 from pdserve.model_files.checkpoint import Checkpoint
-from pdserve.model_files.coding import Coding
+from pdserve.model_files.coding import Coding, on_device
 from pdserve.model_files.stored_types import type_names
+from pdserve.shared.errors import ConfigError
 
 _OF_EXPERT: Final = re.compile(r"(.+\.experts)\.\d+\.(gate|up|down)_proj\.(weight|bias)")
 _PLAIN: Final = frozenset({"F64", "F32", "F16", "BF16"})  # weights, and no codes of such
@@ -106,3 +108,26 @@ def native_plan(
     """
     codings = {} if form.is_quantised else stored_codings(checkpoint, config)
     return ModelPlan.of(config, shard, form, codings)
+
+
+def device_plan(
+    checkpoint: Checkpoint, config: ModelConfig, form: WeightForm, shard: Shard = WHOLE
+) -> ModelPlan:
+    """Plan what a rank has of a checkpoint on a GPU: as native_plan, in codes of 4 or 8 bits.
+
+    The embedding is decoded, as everything is in float32, in models with latent attention, and
+    where Triton is missing.
+
+    Raises:
+        ConfigError: weights are to be quantised, and one of these keeps us from it.
+    """
+    from pdserve.engine.cuda.attention.catalog import triton_missing  # has torch
+
+    lacking = triton_missing()
+    if lacking is not None and form.is_quantised:
+        raise ConfigError(f"quantization {form.name} on a GPU takes our kernels: {lacking}")
+    codings: Mapping[str, Coding] = {}
+    if form.bits == 16 and config.latent is None and lacking is None:
+        stored = stored_codings(checkpoint, config)
+        codings = {name: on_device(coding) for name, coding in stored.items()}
+    return replace(ModelPlan.of(config, shard, form, codings), table=None)

@@ -20,11 +20,11 @@ from pdserve.engine.kv.cache import KvCache
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.models.config import load_model_config
 from pdserve.engine.models.decoder import Decoder
-from pdserve.engine.plan.model import ModelPlan
 from pdserve.engine.ranks.adapters import OwnDecoder, follow
 from pdserve.engine.ranks.step_memory import StepMemory
 from pdserve.engine.steps.batch import Batch
-from pdserve.engine.weights.load import load_torch_weights
+from pdserve.engine.weights.codings import device_plan
+from pdserve.engine.weights.load import load_device_weights
 from pdserve.model_files.checkpoint import Checkpoint
 from pdserve.node.device_ranks.decoders import make_decoder
 from pdserve.node.device_ranks.order import DeviceRankOrder
@@ -91,8 +91,8 @@ def with_slots(batch: Batch, block_size: int) -> Batch:
 def _load(order: DeviceRankOrder, steps: StepMemory, device: torch.device) -> Decoder:
     checkpoint = Checkpoint(Path(order.checkpoint), order.model_id, order.revision)
     config = load_model_config(checkpoint)
-    plan = ModelPlan.of(config, order.shard, order.form)
-    weights = load_torch_weights(checkpoint, plan, order.activations, device)
+    plan = device_plan(checkpoint, config, order.form, order.shard)
+    weights = load_device_weights(checkpoint, plan, order.activations, device)
     steps.group.say_ready()
     check = partial(_check, steps.group)
     while not steps.group.wait_ready(1.0):

@@ -15,7 +15,7 @@ from pdserve.engine.ranks.adapters import OtherRanks
 from pdserve.engine.ranks.process_group import GroupCollectives
 from pdserve.engine.ranks.processes import PythonRank, RankProcess, RankProcesses, wait_ready
 from pdserve.engine.ranks.step_memory import StepMemory
-from pdserve.engine.weights.load import load_torch_weights
+from pdserve.engine.weights.load import load_device_weights
 from pdserve.node.device_hosts.later_hosts import LaterHosts
 from pdserve.node.device_ranks.decoders import LeadingDecoder, make_decoder
 from pdserve.node.device_ranks.order import DeviceRankOrder, Rendezvous
@@ -110,7 +110,7 @@ class DeviceRanks:
             self.hosts.begin(lambda: on_progress(0.0))
         shard, device = model.share.shard(0), model.device_of_rank(0)
         steps = StepMemory(self.processes.memory, 0, self.processes.stages)
-        weights = load_torch_weights(
+        weights = load_device_weights(
             model.checkpoint, model.plan(shard), model.activations, device, on_progress
         )
         steps.group.say_ready()

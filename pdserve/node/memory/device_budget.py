@@ -15,6 +15,7 @@ from pdserve.shared.errors import ConfigError
 GRAPH_BYTES: Final = 1 << 30  # captured decode steps; `MAX_GRAPH_BYTES` is for very large models
 FIXED_BYTES: Final = 512 << 20  # kernels, staging, workspaces of libraries
 _FLOAT_BYTES: Final = 4
+_INTEGER_BYTES: Final = 3  # of an input: two planes, and numbers of 16 and of 32 inputs
 # As computed and with penalties; what filters and ranks keep of them. Of several answers to one
 # prompt, too, no more rows are there at a time than a step has requests (CudaSampler).
 _LOGITS_COPIES: Final = 5
@@ -27,13 +28,14 @@ def step_bytes(
     shard: Shard = WHOLE,
     *,
     has_graphs: bool = True,
+    has_codes: bool = False,
 ) -> int:
     """Return an upper bound of what a step's tensors take at a time, on the device of one rank.
 
     That includes CUDA graphs, if there are any. Of a layer, the widest moment counts: the residual,
     its norm, and either queries, keys, values and their attention or the two halves of the MLP and
     their product. With experts, a token has those of each that it chooses, and float32 results of
-    each besides.
+    each besides. `has_codes`: what products with codes take becomes integers first.
     """
     own, most_rows = shard.of(model), largest_part(step.num_tokens, shard.num_stages)
     heads = own.num_heads * model.pair_dim + 2 * own.num_kv_heads * model.head_dim
@@ -44,6 +46,8 @@ def step_bytes(
         results = model.hidden_size * _FLOAT_BYTES // dtype.itemsize
         inner = max(inner, own.experts.num_chosen * (3 * own.experts.intermediate_size + results))
     widest = 2 * model.hidden_size + max(heads, inner) + model.hidden_size
+    if has_codes:
+        widest += _INTEGER_BYTES * max(heads, inner // 3, model.hidden_size) // dtype.itemsize
     activations = most_rows * widest * dtype.itemsize
     heads_of = own.num_heads, own.num_kv_heads, model.head_dim, model.value_dim
     attention = partial_bytes(step.num_requests, *heads_of)

@@ -34,7 +34,7 @@ from pdserve.engine.ranks.hosts import WHOLE_NODE, HostShare
 from pdserve.engine.ranks.shard import WHOLE, Shard, check_ranks
 from pdserve.engine.ranks.sizes import Parallelism
 from pdserve.engine.steps.worst import ANY_STEP, LargestStep
-from pdserve.engine.weights.codings import native_plan, stored_as
+from pdserve.engine.weights.codings import device_plan, native_plan, stored_as
 from pdserve.engine.weights.load import load_decoder
 from pdserve.engine.weights.packing import multiplied_as, packing
 from pdserve.grammar import load_vocabulary
@@ -46,10 +46,9 @@ from pdserve.node.memory.device_budget import gpu_kv_bytes, step_bytes
 from pdserve.node.start.cores import CorePlan, plan_cores, use_compute_cores, use_service_cores
 from pdserve.node.start.precision import Precision, engine_of, precision_of
 from pdserve.node.start.prefetch import weights_folder
-from pdserve.node.start.sizing import Sizes, cpu_kv_bytes, sizes_of
+from pdserve.node.start.sizing import Sizes, cpu_kv_bytes, place_kv_bytes, sizes_of
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import AttentionName, EngineConfig, NodeConfig
-from pdserve.settings.places import PlaceConfig
 from pdserve.settings.speculation import draft_model
 from pdserve.settings.values import parse_bytes
 from pdserve.shared.errors import ConfigError
@@ -80,6 +79,7 @@ class NodeModel:
     draft: NodeModel | HeadPlan | MtpPlan | None = None
     weights: str = ""  # what they are stored as, and what they are computed with as, for people
     precision: Precision | None = None  # by role; None: all nodes have the same
+    has_codes: bool = False  # of the checkpoint, that are multiplied as they are
 
     @property
     def has_device_ranks(self) -> bool:
@@ -147,6 +147,8 @@ class NodeModel:
         parts += self._kv_codes
         if self.kernels is not None:
             parts.append(self.kernels.digest)
+        elif self.has_codes:
+            parts.append("integers")
         return "+".join(parts)
 
     @property
@@ -189,9 +191,9 @@ def plan_model(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMode
         by_role = precision is not None
         _check_states(device, share, draft_model(config.speculation), by_role=by_role)
     plan = _plan(checkpoint, model, sizes.form, device)
-    budget_bytes = _kv_budget(engine, device, model, sizes, share)
+    budget_bytes = _kv_budget(engine, device, checkpoint, model, sizes, share)
     if config.place.ledger:
-        budget_bytes = _of_place(engine, config.place, packed_bytes(plan, sizes.activations))
+        budget_bytes = place_kv_bytes(engine, config.place, packed_bytes(plan, sizes.activations))
     if device.type != "cpu":  # the largest part decides: heads may be replicated, stages uneven
         parts = layout.parts(share.parallelism.tensor, share.parallelism.pipeline)
         most_bytes = len(parts) * max(part.block_bytes for part in parts)
@@ -211,9 +213,8 @@ def plan_model(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMode
     packed = packing(plan, stored_as(checkpoint, model))
     kernels = _kernels(engine, plan, sizes) if device.type == "cpu" else None
     computed = sizes.form.name
-    if kernels is not None:
-        taken = multiplied_as(plan, sizes.activations)
-        computed += f", activations as {taken}" if taken != sizes.activations else ""
+    taken = multiplied_as(plan, sizes.activations)
+    computed += f", activations as {taken}" if taken != sizes.activations else ""
     weights = (
         f"stored as {stored}; packed: {packed}; KV as {layout.dtype}; computed with as {computed}"
     )
@@ -234,6 +235,7 @@ def plan_model(config: NodeConfig, role: NodeRole = NodeRole.DECODE) -> NodeMode
         worst_step=_worst_step(engine),
         weights=weights,
         precision=precision,
+        has_codes=bool(plan.coded),
     )
 
 
@@ -246,7 +248,7 @@ def _plan(
 ) -> ModelPlan:
     if device.type == "cpu":
         return native_plan(checkpoint, config, form, shard)
-    return ModelPlan.of(config, shard, form)
+    return device_plan(checkpoint, config, form, shard)
 
 
 def _worst_step(engine: EngineConfig) -> LargestStep:
@@ -419,6 +421,7 @@ def set_threads(num_threads: int) -> None:
 def _kv_budget(
     engine: EngineConfig,
     device: torch.device,
+    checkpoint: Checkpoint,
     model: ModelConfig,
     sizes: Sizes,
     share: HostShare,
@@ -436,21 +439,19 @@ def _kv_budget(
     parallelism = share.parallelism
     first_ranks = range(0, parallelism.num_ranks, parallelism.tensor)
     stages = [Shard.of_rank(rank, parallelism) for rank in first_ranks]
-    plans = [ModelPlan.of(model, shard, sizes.form) for shard in stages]
+    plans = [_plan(checkpoint, model, sizes.form, device, shard) for shard in stages]
     activations, worst = sizes.activations, _worst_step(engine)
+    uses = {
+        "has_graphs": engine.cuda_graphs,
+        "has_codes": any(matrix.form.is_coded for matrix in plans[0].matrices),
+    }
     return parallelism.num_ranks * gpu_kv_bytes(
         free_bytes,
         all_bytes,
         engine.kv_utilization,
         max(weight_bytes(plan, activations) for plan in plans),
-        step_bytes(model, activations, worst, stages[0], has_graphs=engine.cuda_graphs),
+        step_bytes(model, activations, worst, stages[0], **uses),
     )
-
-
-def _of_place(engine: EngineConfig, place: PlaceConfig, num_bytes: int) -> int:
-    """Bytes of the largest KV pool beside these weights in the memory of a node's places."""
-    left = max(0, parse_bytes(place.memory) - num_bytes)
-    return left if engine.kv_memory == "auto" else min(left, parse_bytes(engine.kv_memory))
 
 
 def named_device(name: str) -> torch.device:

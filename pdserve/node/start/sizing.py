@@ -18,6 +18,7 @@ from pdserve.kv import KvDtype, KvLayout
 from pdserve.model_files.coding import Coding
 from pdserve.node.memory.meminfo import available_bytes, total_bytes
 from pdserve.settings.config import EngineConfig
+from pdserve.settings.places import PlaceConfig
 from pdserve.settings.values import parse_bytes
 from pdserve.shared.errors import ConfigError
 
@@ -54,18 +55,30 @@ def sizes_of(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> Si
     max_model_len = engine.max_model_len or model.max_model_len
     activations = _activations(engine, model, device)
     form = form_of(engine.quantization, activations)
-    if device not in form.devices:
-        (other,) = form.devices
-        raise ConfigError(
-            f"quantization {form.name} is for {'CPUs' if other == 'cpu' else 'GPUs'}, and this "
-            f"node computes on {device}: leave it out, or ask for device {other}"
-        )
+    if form.is_quantised and device != "cpu":
+        _check_quantised(form, activations, model, device)
     dtype = _kv_dtype(engine, activations, device)
     row_bytes = max(plane.row_bytes for plane in model.kv_layout(1, dtype).planes)
     block_size = engine.block_size or auto_block_size(row_bytes, device, max_model_len)
     rounded_to = _rounded_to(engine, model, device)
     layout = model.kv_layout(block_size, dtype, rounded_to)
     return Sizes(form, activations, layout, max_model_len)
+
+
+def _check_quantised(
+    form: WeightForm, activations: ActivationDtype, model: ModelConfig, device: DeviceType
+) -> None:
+    """Raises ConfigError: kernels for GPUs do not multiply this model's matrices."""
+    why = ""
+    if activations is ActivationDtype.FLOAT32:
+        why = "with dtype float32"
+    elif model.latent is not None:
+        why = "of a model with latent attention"
+    if why:
+        raise ConfigError(
+            f"quantization {form.name} {why} is for CPUs, and this node computes on {device}: "
+            "leave it out, or ask for device cpu"
+        )
 
 
 def _activations(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> ActivationDtype:
@@ -137,6 +150,12 @@ def cpu_kv_bytes(kv_memory: str, root: Path = Path("/")) -> int:
             f"({most_bytes >> 20}MiB): lower it"
         )
     return budget_bytes
+
+
+def place_kv_bytes(engine: EngineConfig, place: PlaceConfig, num_bytes: int) -> int:
+    """Bytes of the largest KV pool beside these weights in the memory of a node's places."""
+    left = max(0, parse_bytes(place.memory) - num_bytes)
+    return left if engine.kv_memory == "auto" else min(left, parse_bytes(engine.kv_memory))
 
 
 def check_memory(

@@ -86,7 +86,7 @@ def test_a_shared_node_holds_the_largest_models_that_it_may_be_asked_for(tmp_pat
     ("engine", "said"),
     [
         ({"device": "cuda:2"}, "there are 2 GPUs, the first is cuda:0"),
-        ({"quantization": "int8"}, "is for CPUs"),
+        ({"quantization": "int8", "dtype": "float32"}, "is for CPUs"),
         ({"tensor_parallel": 4}, "each node takes 4 GPUs, and there are 2"),
     ],
 )

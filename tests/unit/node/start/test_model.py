@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kv_transfer.handshake import KvIdentity
+from pdserve.engine.cuda.attention import catalog
 from pdserve.kv import KvDtype
 from pdserve.node.start.model import NodeModel, packed_cache, plan_model
 from pdserve.node.start.sizing import DeviceType, auto_block_size
@@ -79,10 +81,19 @@ def test_kernels_that_this_cpu_lacks_are_refused() -> None:
         planned(kernels="avx9")
 
 
-def test_quantisation_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantisation_on_a_gpu_takes_our_kernels_and_half_precision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     show_cards(monkeypatch, [1 << 30] * 2)
-    with pytest.raises(ConfigError, match=r"int8 is for CPUs, .* cuda"):
-        planned(device="cuda:1", kv_memory="64MiB", quantization="int8")
+    on_gpu: dict[str, Any] = {"device": "cuda:1", "kv_memory": "64MiB", "quantization": "int8"}
+    with pytest.raises(ConfigError, match=r"int8 with dtype float32 is for CPUs, .* cuda"):
+        planned(**on_gpu, dtype="float32")
+    model = planned(**on_gpu)
+    assert model.arithmetic.endswith("+int8")
+    assert model.weights.endswith("as int8, activations as 8-bit integers, 16-bit around outliers")
+    monkeypatch.setattr(catalog, "triton_missing", lambda: "there is no Triton")
+    with pytest.raises(ConfigError, match=r"int8 on a GPU takes our kernels: there is no Triton"):
+        planned(**on_gpu)
 
 
 def test_kv_in_codes_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
