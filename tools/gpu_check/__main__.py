@@ -81,6 +81,11 @@ def phases(*, has_gpu: bool, num_gpus: int = 1) -> list[Phase]:
             for name, only in (("triton", ["--quick"]), ("reference", ["--quick"]))
             if has_gpu
         ),
+        *(
+            Phase(f"step-{name}", 180, [*step, "--quick", f"--quantization={name}"])
+            for name in ("int8", "int4", "fp8")
+            if has_gpu
+        ),
         Phase("step-launched", 240, [*step, "--quick", "--no-cuda-graphs"])
         if has_gpu
         else Phase("step-float32", 60, [*step, "--dtype=float32"]),
