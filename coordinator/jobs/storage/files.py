@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -62,7 +63,8 @@ class Upload:
 
     async def drop(self) -> None:
         """Delete what was written."""
-        await self._database.run((tables.DROP_CHUNKS, self.file_id))
+        # One more: it was being written when this was cancelled.
+        await _drop_chunks(self._database, self.file_id, self._num_chunks + 1)
 
     async def _put(self, chunk: bytes) -> None:
         step = (tables.PUT_CHUNK, self.file_id, self._num_chunks, int(time()), chunk)
@@ -148,12 +150,11 @@ class Files:
         """Delete a file. Raises ItemNotFound."""
         rows: Sequence[Row] = ()
         if may_be_id(file_id):
-            rows, _ = await self._database.run(
-                (tables.DROP_FILE, owner, file_id),
-                (f"{tables.DROP_CHUNKS} AND file NOT IN (SELECT id FROM pdserve_files)", file_id),
-            )
+            (rows,) = await self._database.run((tables.DROP_FILE, owner, file_id))
         if not rows:
             raise ItemNotFound(f"there is no file {file_id[:128]!r}", "file_id")
+        num_chunks = -(-int(rows[0][0]) // CHUNK_BYTES)
+        await asyncio.shield(_drop_chunks(self._database, file_id, num_chunks))
 
     async def read(self, file_id: str) -> AsyncIterator[bytes]:
         """Yield the bytes of a file, chunk by chunk."""
@@ -168,12 +169,20 @@ class Files:
     async def drop_old(self) -> None:
         """Delete files that have expired, and what is left of uploads that were cut off."""
         now = int(time())
-        (rows, _) = await self._database.run(
-            (tables.OLD_FILES, now), (tables.DROP_LOST_CHUNKS, now - _LOST_S)
+        rows, lost = await self._database.run(
+            (tables.OLD_FILES, now), (tables.LOST_CHUNKS, now - _LOST_S)
         )
         for owner, file_id in rows:
             with suppress(ItemNotFound):  # its owner, or another coordinator, was faster
                 await self.delete(owner, file_id)
+        for file_id, number in lost:
+            await self._database.run((tables.DROP_CHUNK, file_id, number))
+
+
+async def _drop_chunks(database: Database, file_id: str, num_chunks: int) -> None:
+    """Delete a file's bytes, chunk by chunk: a database is busy with many of them for seconds."""
+    for number in range(num_chunks):
+        await database.run((tables.DROP_CHUNK, file_id, number))
 
 
 def put_file(upload: Upload, owner: str, name: str, purpose: str, keep_s: int) -> Step:

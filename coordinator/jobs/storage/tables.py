@@ -33,15 +33,15 @@ SCHEMA: Final = (
 
 PUT_CHUNK: Final = "INSERT INTO pdserve_chunks VALUES (?, ?, ?, ?)"
 GET_CHUNK: Final = "SELECT bytes FROM pdserve_chunks WHERE file = ? AND number = ?"
-DROP_CHUNKS: Final = "DELETE FROM pdserve_chunks WHERE file = ?"
-DROP_LOST_CHUNKS: Final = """
-DELETE FROM pdserve_chunks
+DROP_CHUNK: Final = "DELETE FROM pdserve_chunks WHERE file = ? AND number = ?"
+LOST_CHUNKS: Final = """
+SELECT file, number FROM pdserve_chunks
 WHERE written_at < ? AND file NOT IN (SELECT id FROM pdserve_files)
 """
 _FILE = "id, name, purpose, bytes, created_at, expires_at"
 PUT_FILE: Final = "INSERT INTO pdserve_files VALUES (?, ?, ?, ?, ?, ?, ?)"
 GET_FILE: Final = f"SELECT {_FILE} FROM pdserve_files WHERE owner = ? AND id = ? AND expires_at > ?"
-DROP_FILE: Final = "DELETE FROM pdserve_files WHERE owner = ? AND id = ? RETURNING id"
+DROP_FILE: Final = "DELETE FROM pdserve_files WHERE owner = ? AND id = ? RETURNING bytes"
 OLD_FILES: Final = "SELECT owner, id FROM pdserve_files WHERE expires_at <= ? LIMIT 16"
 # What a tenant has stored: files, and lines with their answers; and what all have.
 STORED: Final = """

@@ -465,7 +465,7 @@ async def test_a_file_that_is_deleted_while_it_is_read_is_no_shorter_one() -> No
             if steps[0][0] == tables.GET_CHUNK:
                 file_id = steps[0][1]
                 row: Step = ("DELETE FROM pdserve_files WHERE id = ?", file_id)
-                await super().run(row, (tables.DROP_CHUNKS, file_id))
+                await super().run(row, *((tables.DROP_CHUNK, file_id, n) for n in range(9)))
             return found
 
     async with served(cluster(), jobs=Deleted(None, tables.SCHEMA)) as api:

@@ -12,8 +12,8 @@ import pytest_asyncio
 from coordinator.jobs.routes import open_jobs
 from coordinator.jobs.storage import tables
 from coordinator.jobs.storage.batches import Batch, BatchDocument, Batches, Line, LineState
-from coordinator.jobs.storage.database import Database
-from coordinator.jobs.storage.files import Files
+from coordinator.jobs.storage.database import Database, Row, Step
+from coordinator.jobs.storage.files import CHUNK_BYTES, Files
 from pdserve.shared.errors import InvalidRequest, ItemNotFound, StoreUnavailable
 from tests.full_disk import full_disk
 from tests.unit.coordinator.api.harness import served
@@ -210,3 +210,28 @@ async def test_what_no_id_can_be_is_not_there(database: Database, given: str) ->
         await Files(database).delete("a", given)
     with pytest.raises(ItemNotFound):
         await Batches(database).get("a", given, "batch")
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["file", "upload"])
+async def test_bytes_are_deleted_chunk_by_chunk(
+    database: Database, is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To delete 200 MiB at once keeps a database from all others for seconds."""
+    files, run, deleted = Files(database), database.run, []
+    kept, upload = files.begin(), files.begin()
+    for one in (kept, upload):
+        await one.add(b"x" * (2 * CHUNK_BYTES + 17))
+    await files.done(kept, "a", "kept", "batch", 3600)
+    if is_whole:
+        await files.done(upload, "a", "file", "batch", 3600)
+
+    async def counted(*steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+        deleted.append(sum(step[0] == tables.DROP_CHUNK for step in steps))
+        return await run(*steps, is_guarded=is_guarded)
+
+    monkeypatch.setattr(database, "run", counted)
+    await (files.delete("a", upload.file_id) if is_whole else upload.drop())
+    assert (max(deleted), sum(deleted)) == (1, 3)
+    ((left,),) = (await run(("SELECT count(*) FROM pdserve_chunks",)))[0]
+    assert left == 3
+    assert len([chunk async for chunk in files.read(kept.file_id)]) == 3
