@@ -322,6 +322,8 @@ class Link:
             else:
                 codecs = codecs_for(self.welcome.layout)
                 usable = {name: codecs[name] for name in offer.codecs if name in codecs}
+                if self.simulated is not None and self.simulated.is_raw:
+                    usable = {}
                 of_blocks = channel if isinstance(channel, BlockChannel) else None
                 choice = CodecChoice(usable) if usable else None
                 return _Route(transport, channel, of_blocks, choice)

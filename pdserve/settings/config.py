@@ -302,7 +302,7 @@ class HandoffConfig(ConfigStruct, frozen=True):
         list[str],
         Meta(
             description="links to simulate, by patterns of node ids: 'EXPORTERS PULLERS "
-            "bandwidth=BYTES/S delay=SECONDS loss=SHARE'"
+            "bandwidth=BYTES/S delay=SECONDS loss=SHARE', with raw no codec is used"
         ),
     ] = msgspec.field(default_factory=list)
 

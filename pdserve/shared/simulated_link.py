@@ -21,6 +21,7 @@ from typing import Final
 _MSS: Final = 1448  # bytes of payload in a packet
 _SETTING: Final = re.compile(r"([a-z]+)=([0-9.eE+-]+)")
 _EXAMPLE: Final = "prefill-* decode-* bandwidth=1.25e9 delay=0.02 loss=0.0001"
+_RAW: Final = "raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class SimulatedLink:
     bandwidth: float = inf  # bytes/s
     delay: float = 0.0  # seconds, one way
     loss: float = 0.0  # share of the packets
+    is_raw: bool = False  # KV is sent as it is, whatever codecs there are
 
     def __post_init__(self) -> None:
         """Raise ValueError for numbers that no link has."""
@@ -63,13 +65,16 @@ class Carrier:
 
 
 def parse_link(text: str) -> SimulatedLink:
-    """Parse "EXPORTERS PULLERS bandwidth=BYTES/S delay=SECONDS loss=SHARE".
+    """Parse "EXPORTERS PULLERS bandwidth=BYTES/S delay=SECONDS loss=SHARE raw".
 
     Raises ValueError.
     """
     exporters, pullers, *settings = [*text.split(), "", ""]
     numbers: dict[str, float] = {}
-    for setting in filter(None, settings):
+    is_raw = _RAW in settings
+    for setting in settings:
+        if setting in ("", _RAW):
+            continue
         match = _SETTING.fullmatch(setting)
         if match is None or match[1] not in ("bandwidth", "delay", "loss") or match[1] in numbers:
             raise ValueError(f'link "{text}": {setting!r} is wrong, should be as in "{_EXAMPLE}"')
@@ -77,7 +82,7 @@ def parse_link(text: str) -> SimulatedLink:
     if not numbers or "=" in exporters + pullers:
         raise ValueError(f'link "{text}" should be as in "{_EXAMPLE}"')
     try:
-        return SimulatedLink(exporters, pullers, **numbers)
+        return SimulatedLink(exporters, pullers, **numbers, is_raw=is_raw)
     except ValueError as error:
         raise ValueError(f'link "{text}" {error}') from None
 

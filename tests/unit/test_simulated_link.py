@@ -55,6 +55,7 @@ def test_the_first_link_that_fits_is_taken() -> None:
     assert link_between(links, "decode-0", "prefill-0") is None
     assert links[0] == SimulatedLink("prefill-*", "decode-1", 1e6, 0.0, 0.0)
     assert links[1] == SimulatedLink("*", "decode-*", inf, 0.02, 1e-4)
+    assert parse_link("* * delay=1 raw") == SimulatedLink(delay=1, is_raw=True)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,7 @@ def test_the_first_link_that_fits_is_taken() -> None:
         ("delay=1 loss=0.1", "should be as in"),
         ("* * delay=1 delay=2", "'delay=2' is wrong"),
         ("* * speed=1", "'speed=1' is wrong"),
+        ("* * raw", "should be as in"),
         ("* * bandwidth=0", "needs bandwidth > 0"),
         ("* * delay=1 loss=1", "loss from 0 to less than 1"),
         ("* * loss=0.1", "give a delay"),

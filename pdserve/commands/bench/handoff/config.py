@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,9 @@ from msgspec import Meta
 from pdserve.settings.config import CheckpointConfig, EngineConfig, Transports
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
 from pdserve.shared.errors import ConfigError
+
+WireForm = Literal["raw", "lossless", "int8", "fp8"]
+RAW: Final = "raw"
 
 
 class HandoffBenchConfig(ConfigStruct, frozen=True):
@@ -26,11 +29,23 @@ class HandoffBenchConfig(ConfigStruct, frozen=True):
     links: Annotated[
         list[str], Meta(description="networks to simulate between nodes, as handoff.links")
     ] = msgspec.field(default_factory=list)
+    wire: Annotated[
+        list[WireForm],
+        Meta(
+            description="forms of KV to compare over the links, by prompts one at a time: raw, "
+            "lossless, int8, fp8; --requests and --concurrency do not count then"
+        ),
+    ] = msgspec.field(default_factory=list)
     transports: Transports = msgspec.field(default_factory=list)
     deadline_s: Annotated[Seconds, Meta(description="deadline for each round")] = 120.0
     json: Annotated[bool, Meta(description="print JSON")] = False
     checkpoint: CheckpointConfig = CheckpointConfig()
     engine: EngineConfig = EngineConfig()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if forms have no network to differ on."""
+        if self.wire and not self.links:
+            raise ValueError("--wire: give the network, as in --links '* * bandwidth=1.25e8'")
 
     @property
     def rounds(self) -> int:

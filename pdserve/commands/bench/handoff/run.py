@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 from rich.table import Table
 
+from pdserve.commands.bench.handoff import forms
 from pdserve.commands.bench.handoff.config import HandoffBenchConfig
 from pdserve.commands.bench.load.client import PLAIN_IDS, Client, group_within, open_client
 from pdserve.commands.bench.output import print_json, print_tables, say
@@ -154,6 +155,13 @@ def run(config: HandoffBenchConfig, setup: dict[str, object]) -> int:
     Raises:
         PdserveError: the cluster failed, or the settings contradict each other.
     """
+    if config.wire:
+        compared = asyncio.run(forms.measure_forms(config))
+        if config.json:
+            print_json(compared, setup)
+        else:
+            print_tables([forms.table_of(compared)], [])
+        return OK
     load = HandoffLoad(config.concurrency, config.rounds, config.prompt_range, config.output_tokens)
     report = asyncio.run(_measure(config, load))
     if config.json:

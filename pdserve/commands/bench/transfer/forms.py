@@ -45,6 +45,7 @@ _LEARNING: Final = 4  # pulls, in which a link tries each of the ways that it ha
 _MEASURED: Final = 3
 _TIMEOUT_S: Final = 600.0
 _SCALE_BYTES: Final = 4
+_DISTINCT_ROWS: Final = 1 << 14  # more bytes than what a codec looks at together
 
 
 class FormRow(msgspec.Struct, frozen=True):
@@ -166,11 +167,15 @@ def _welcome(exporter: Exporter, form: str) -> ExporterWelcome:
 def _content(layout: KvLayout, num_bytes: int) -> NDArray[np.uint8]:
     """Normally distributed numbers, as keys and values nearly are, rounded as the layout says."""
     numbers = np.random.default_rng(0).standard_normal(num_bytes // 2, dtype=np.float32)
-    rows = (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
-    if layout.rounded_to is not None:
-        num_rows = num_bytes // (2 * layout.head_dim)
-        coded = np.empty(num_rows * (layout.head_dim + _SCALE_BYTES), dtype=np.uint8)
-        row = (layout.head_dim, True, str(layout.rounded_to))
-        _native.code_rows(rows, coded, *row)
-        _native.decode_rows(coded, rows, *row)
-    return rows
+    content = (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    if layout.rounded_to is None:
+        return content
+    shape = (layout.head_dim, True, str(layout.rounded_to))
+    rows = content.reshape(-1, 2 * layout.head_dim)
+    coded = np.empty(layout.head_dim + _SCALE_BYTES, dtype=np.uint8)
+    for row in rows[:_DISTINCT_ROWS]:
+        _native.code_rows(row, coded, *shape)  # one by one: it stops where a row is not rounded yet
+        _native.decode_rows(coded, row, *shape)
+    for begin in range(_DISTINCT_ROWS, len(rows), _DISTINCT_ROWS):
+        rows[begin : begin + _DISTINCT_ROWS] = rows[: min(_DISTINCT_ROWS, len(rows) - begin)]
+    return content

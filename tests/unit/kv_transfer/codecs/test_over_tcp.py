@@ -46,6 +46,15 @@ async def test_a_slow_network_brings_equal_bytes_by_fewer() -> None:
         assert pair.exporter.statistics.bytes_sent < statistics.bytes
 
 
+async def test_a_simulated_network_may_be_said_to_have_no_codec() -> None:
+    raw = SimulatedLink(bandwidth=SLOW.bandwidth, is_raw=True)
+    async with open_pair("tcp", LAYOUT, num_blocks=34, simulated=raw) as pair:
+        fill(pair)
+        for _ in range(3):
+            await pull_all(pair, 34)
+        assert (pair.link.codec, pair.puller.statistics.coded_bytes) == ("raw", 0)
+
+
 async def test_an_exporter_from_before_codecs_is_asked_for_none() -> None:
     async with open_pair("tcp", LAYOUT, num_blocks=34, simulated=SLOW) as pair:
         fill(pair)
