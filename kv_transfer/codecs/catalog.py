@@ -14,5 +14,5 @@ from pdserve.kv import KvLayout
 
 @lru_cache(maxsize=64)
 def codecs_for(layout: KvLayout) -> Mapping[str, Codec]:
-    """By name, best first."""
-    return MappingProxyType(row_codecs(layout) | lossless_codecs(layout.dtype.itemsize))
+    """By name, best first; where rows have codes, none that would take more bytes than these."""
+    return MappingProxyType(row_codecs(layout) or lossless_codecs(layout.dtype.itemsize))

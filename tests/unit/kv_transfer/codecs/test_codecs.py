@@ -81,6 +81,28 @@ def test_rounded_rows_are_sent_as_codes_and_others_as_they_are(layout: KvLayout)
         codec.decode(np.frombuffer(coded, dtype=np.uint8)[1:], rows)
 
 
+@pytest.mark.parametrize("layout", ROUNDED)
+def test_codes_of_rows_are_packed_and_others_too(layout: KvLayout) -> None:
+    codecs = codecs_for(layout)
+    assert list(codecs) == [str(layout.rounded_to), f"{layout.rounded_to}-zstd"]
+    codec = codecs[f"{layout.rounded_to}-zstd"]
+    rows = codec.sample(1 << 16)
+    (codes,) = codecs[str(layout.rounded_to)].encode(rows)
+    others = rows.copy()
+    others[:64] = numbers(32, seed=1)
+    for chunk, most in ((rows, 0.9 * len(codes)), (others, len(others))):
+        (sent,) = codec.encode(chunk)
+        assert len(sent) < most
+        found = np.zeros_like(chunk)
+        codec.decode(np.frombuffer(sent, dtype=np.uint8), found)
+        assert np.array_equal(found, chunk)
+        for wrong in (sent[1:], sent[:-1], codes, sent + b"0"):
+            with pytest.raises(CorruptTransfer):
+                codec.decode(np.frombuffer(wrong, dtype=np.uint8), found[: 1 << 15])
+        with pytest.raises(CorruptTransfer):
+            codec.decode(np.frombuffer(sent[:-1], dtype=np.uint8), found)
+
+
 def test_numbers_take_two_thirds_of_their_bytes() -> None:
     chunk = numbers(1 << 18)
     pieces = codecs_for(layout_of(KvDtype.BFLOAT16))["zstd"].encode(chunk)
