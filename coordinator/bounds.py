@@ -44,7 +44,8 @@ from coordinator.stateful.storage.shared.entries import MAX_ENTRIES
 from coordinator.stateful.storage.store import MAX_BYTES, MAX_RESPONSES
 from coordinator.stateful.storage.stored import MAX_ITEMS as MAX_CONVERSATION_ITEMS
 from coordinator.stateful.storage.stored import MAX_ITEMS_BYTES as MAX_CONVERSATION_BYTES
-from coordinator.text.chat_template import MAX_MEMORY_BYTES, RENDER_CPU_S
+from coordinator.text.renderers import MAX_MEMORY_BYTES, RENDER_CPU_S
+from coordinator.text.renderers import MOST as MOST_RENDERERS
 from coordinator.text.grammars.checker import MAX_WAITING
 from coordinator.text.grammars.process import CHECK_CPU_S
 from coordinator.text.threads import NUM_THREADS
@@ -136,7 +137,7 @@ BOUNDS = (
         "Rendering a chat template",
         f"{RENDER_CPU_S:g} s of CPU, {MAX_MEMORY_BYTES // 2**30} GiB",
         "tenants take turns",
-        "one at a time, in a process of its own",
+        f"one at a time in each of {MOST_RENDERERS} processes at most",
         f"400; 429 after {TURN_WAIT_S:g} s, 504 at the request's time-out",
     ),
     Bound(

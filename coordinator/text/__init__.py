@@ -4,7 +4,7 @@ This package knows nothing of HTTP or nodes, and does not import torch or transf
 checkpoint's `tokenizer.json` and `tokenizer_config.json` are enough.
 """
 
-from coordinator.text.chat_template import ChatTemplate, TemplateInput
+from coordinator.templates.template import ChatTemplate, TemplateInput
 from coordinator.text.detokenizer import IncrementalDetokenizer, StopMatcher
 from coordinator.text.tokenizer import Tokenizer
 

@@ -15,16 +15,12 @@ from typing import TypeVar
 
 import tokenizers
 
-from coordinator.text.chat_template import (
-    ChatTemplate,
-    TemplateInput,
-    TemplateProcess,
-    encoded,
-    text_of,
-)
+from coordinator.templates.outline import shape_of
+from coordinator.templates.template import ChatTemplate, TemplateInput
 from coordinator.text.checkpoint import DEFAULT, TOOL_USE, load_chat_templates
 from coordinator.text.detokenizer import TokenPieces
 from coordinator.text.parts import ToolFormat, detect_tool_format
+from coordinator.text.renderers import Renderers, encoded, rendered
 from coordinator.text.threads import Asker, TextThreads
 from pdserve.model_files.tokenizer import TokenizerConfig, prepare_backend, read_tokenizer
 from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest, Overloaded
@@ -46,11 +42,11 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         config: TokenizerConfig | None = None,
         chat_template: ChatTemplate | None = None,
-        templates: TemplateProcess | None = None,
+        renderers: Renderers | None = None,
         num_ids: int | None = None,
         path: Path | None = None,
     ) -> None:
-        """Chats are rendered in the process `templates`; without one here, without any limits.
+        """Chats are rendered by `renderers`; without them here, without any limits.
 
         `num_ids` is the model's, which may have ids that stand for no text; None: as many as here.
         `path` is the checkpoint's, if it is of one.
@@ -59,7 +55,7 @@ class Tokenizer:
         self._backend = backend
         self.path = path
         self.chat_template = chat_template
-        self.templates = templates
+        self.renderers = renderers
         self.named_special_tokens = config.named_special_tokens  # bos_token and so on
         prepare_backend(backend, config)
         added = backend.get_added_tokens_decoder()
@@ -89,19 +85,19 @@ class Tokenizer:
         if sources:
             variables = config.named_special_tokens
             template = ChatTemplate(sources[DEFAULT], variables, sources.get(TOOL_USE))
-        templates = None if template is None else TemplateProcess(template)
-        return cls(backend, config, template, templates, num_ids, folder)
+        renderers = None if template is None else Renderers(template)
+        return cls(backend, config, template, renderers, num_ids, folder)
 
     async def begin(self) -> None:
-        """Start the process that renders chats, before there are any."""
-        if self.templates is not None:
+        """Start a process that renders chats, before there are any."""
+        if self.renderers is not None:
             with suppress(Overloaded):  # chats try again
-                await self.templates.begin()
+                await self.renderers.begin()
 
     async def close(self) -> None:
-        """End the process that renders chats."""
-        if self.templates is not None:
-            await self.templates.close()
+        """End the processes that render chats."""
+        if self.renderers is not None:
+            await self.renderers.close()
 
     @property
     def num_ids(self) -> int:
@@ -234,19 +230,42 @@ class Tokenizer:
                 "use /v1/completions"
             )
 
-        is_long = conversation.is_longer_than(LONG_TEXT_CHARS)
-        render = partial(template.render, conversation)
-        if self.templates is not None:
-            question = await self._run(partial(encoded, conversation), asker, is_long)
-            answer = await self.templates.render(question, asker)
-            render, is_long = partial(text_of, answer), len(answer) > LONG_TEXT_CHARS
+        text = None
+        if self.renderers is not None:
+            text = await self._rendered(conversation, self.renderers, asker)
 
         def render_and_encode() -> list[int]:
             return self.encode_fitting(
-                render(), add_special_tokens=conversation.add_special_tokens, max_tokens=max_tokens
+                template.render(conversation) if text is None else text,
+                add_special_tokens=conversation.add_special_tokens,
+                max_tokens=max_tokens,
             )
 
+        is_long = (
+            conversation.is_longer_than(LONG_TEXT_CHARS)
+            if text is None
+            else len(text) > LONG_TEXT_CHARS
+        )
         return await self._run(render_and_encode, asker, is_long)
+
+    async def _rendered(
+        self, conversation: TemplateInput, renderers: Renderers, asker: Asker
+    ) -> str:
+        """Return the text of a conversation: by an outline, or from a process."""
+        shape, outlines = shape_of(conversation), renderers.outlines
+        if shape is not None and (text := outlines.text(shape, conversation)) is not None:
+            return text
+        wants_outline = shape is not None and outlines.lacks(shape)
+        question = await self._run(
+            partial(encoded, conversation, wants_outline=wants_outline),
+            asker,
+            conversation.is_longer_than(LONG_TEXT_CHARS),
+        )
+        answer = await renderers.render(question, asker)
+        found = await self._run(partial(rendered, answer), asker, len(answer) > LONG_TEXT_CHARS)
+        if shape is not None and wants_outline:
+            outlines.add(shape, found.outline)
+        return found.text
 
     async def _run(self, work: Callable[[], T], asker: Asker, is_long: bool) -> T:
         return await self._threads.run(work, asker) if is_long else work()

@@ -108,7 +108,7 @@ def _tokenizer(checkpoint: Checkpoint) -> str:
 
 
 def _templates(checkpoint: Checkpoint) -> str:
-    from coordinator.text.chat_template import ChatTemplate
+    from coordinator.templates.template import ChatTemplate
     from coordinator.text.checkpoint import load_chat_templates
     from pdserve.model_files.tokenizer import read_tokenizer
 

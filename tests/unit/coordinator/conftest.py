@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.text import chat_template
+from coordinator.text import renderers
 from coordinator.text.grammars import process
 from tests.unit.coordinator.text.forked_children import ForkedLimitedProcess, end_server
 
@@ -15,7 +15,7 @@ from tests.unit.coordinator.text.forked_children import ForkedLimitedProcess, en
 def _forked() -> Iterator[None]:
     """Who checks grammars or renders templates is forked: it does not start Python anew."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (chat_template, process):
+        for module in (renderers, process):
             patch.setattr(module, "LimitedProcess", ForkedLimitedProcess)
         yield
     end_server()

@@ -18,7 +18,7 @@ from functools import cache
 from coordinator.text.limited_process import LimitedProcess
 from tests.architecture.repository import ROOT
 
-_IMPORTED = "pdserve.grammar", "coordinator.text.chat_template"
+_IMPORTED = "pdserve.grammar", "coordinator.templates.child"
 _SERVE = "from tests.unit.coordinator.text.forked_children import serve; serve()"
 
 

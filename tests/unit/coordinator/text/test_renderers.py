@@ -1,4 +1,4 @@
-"""Chats are rendered in a process that hostile templates cannot leave, hold up or let grow."""
+"""Chats are rendered in processes that hostile templates cannot leave, hold up or let grow."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+import tokenizers
 from jinja2.defaults import DEFAULT_FILTERS
 
-from coordinator.text import ChatTemplate, TemplateInput
-from coordinator.text.chat_template import TemplateProcess, encoded, text_of
+from coordinator.text import ChatTemplate, TemplateInput, Tokenizer
+from coordinator.text.renderers import Renderers, encoded, rendered
 from coordinator.text.threads import Asker
 from pdserve.shared.errors import DeadlineExceeded, InvalidRequest
 from tests.matrix import matrix
+from tests.unit.coordinator.text import made_tokenizers as made
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 CHAT = TemplateInput(messages=MESSAGES)
@@ -36,16 +38,16 @@ ATTACKS = {
 
 
 @asynccontextmanager
-async def rendering(source: str, cpu_s: float = 0.2) -> AsyncIterator[TemplateProcess]:
-    process = TemplateProcess(ChatTemplate(source, {"bos_token": "<s>"}), cpu_s)
+async def rendering(source: str, cpu_s: float = 0.2, most: int = 1) -> AsyncIterator[Renderers]:
+    renderers = Renderers(ChatTemplate(source, {"bos_token": "<s>"}), cpu_s, most)
     try:
-        yield process
+        yield renderers
     finally:
-        await process.close()
+        await renderers.close()
 
 
-async def render(process: TemplateProcess, chat: TemplateInput, asker: Asker | None = None) -> str:
-    return text_of(await process.render(encoded(chat), asker or Asker()))
+async def render(renderers: Renderers, chat: TemplateInput, asker: Asker | None = None) -> str:
+    return rendered(await renderers.render(encoded(chat), asker or Asker())).text
 
 
 def saying(content: str) -> TemplateInput:
@@ -60,19 +62,19 @@ async def test_it_renders_as_the_template_does() -> None:
         variables={"n": [1, {"a": True}]},
         continue_final_message=False,
     )
-    async with rendering(source) as process:
+    async with rendering(source) as renderers:
         for _ in range(2):
             expected = ChatTemplate(source, {"bos_token": "<s>"}).render(chat)
-            assert await render(process, chat) == expected
+            assert await render(renderers, chat) == expected
 
 
 @pytest.mark.parametrize("name", matrix(ATTACKS, 2))
 async def test_attacks_are_ended_and_the_next_chat_is_rendered(name: str) -> None:
     source = f"{{% if messages[0].content == 'attack' %}}{ATTACKS[name]}{{% endif %}}"
-    async with rendering(source + "{{ messages[0].content }}", cpu_s=0.1) as process:
+    async with rendering(source + "{{ messages[0].content }}", cpu_s=0.1) as renderers:
         with pytest.raises(InvalidRequest, match="the chat template"):
-            await render(process, saying("attack"))
-        assert await render(process, saying("hello")) == "hello"
+            await render(renderers, saying("attack"))
+        assert await render(renderers, saying("hello")) == "hello"
 
 
 def test_nothing_is_computed_when_a_template_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,45 +85,71 @@ def test_nothing_is_computed_when_a_template_is_compiled(monkeypatch: pytest.Mon
 
 
 async def test_what_the_template_refuses_names_its_parameter() -> None:
-    async with rendering("{{ raise_exception('roles must alternate') }}") as process:
+    async with rendering("{{ raise_exception('roles must alternate') }}") as renderers:
         with pytest.raises(InvalidRequest, match="roles must alternate") as caught:
-            await render(process, CHAT)
+            await render(renderers, CHAT)
         assert caught.value.param == "messages"
         reserved = TemplateInput(messages=MESSAGES, variables={"tools": 1})
         with pytest.raises(InvalidRequest) as caught:
-            await render(process, reserved)
+            await render(renderers, reserved)
         assert caught.value.param == "chat_template_kwargs"
 
 
 async def test_what_is_no_text_is_refused() -> None:
-    async with rendering(r"{{ '\ud800' }}") as process:
+    async with rendering(r"{{ '\ud800' }}") as renderers:
         with pytest.raises(InvalidRequest, match="no text"):
-            await render(process, CHAT)
+            await render(renderers, CHAT)
 
 
 async def test_who_leaves_costs_others_no_new_start() -> None:
-    async with rendering("{{ messages[0].content }}") as process:
-        await process.begin()
-        pid = process.pid
-        leaving = asyncio.create_task(render(process, saying("x" * 1000)))
+    async with rendering("{{ messages[0].content }}") as renderers:
+        await renderers.begin()
+        pids = renderers.pids
+        leaving = asyncio.create_task(render(renderers, saying("x" * 1000)))
         await asyncio.sleep(0)
         leaving.cancel()
-        assert await render(process, saying("hello")) == "hello"
-        assert process.pid == pid
+        assert await render(renderers, saying("hello")) == "hello"
+        assert renderers.pids == pids
 
 
 async def test_tenants_take_turns_and_deadlines_pass_while_waiting() -> None:
     order: list[str] = []
 
     async def ask(payer: str) -> None:
-        await render(process, CHAT, Asker(payer))
+        await render(renderers, CHAT, Asker(payer))
         order.append(payer)
 
-    async with rendering("{{ messages[0].content }}") as process:
-        await process.begin()
+    async with rendering("{{ messages[0].content }}") as renderers:
+        await renderers.begin()
         calls = [asyncio.create_task(ask(payer)) for payer in "aaaab"]
-        late = asyncio.create_task(render(process, CHAT, Asker("c", time.monotonic() - 1.0)))
+        late = asyncio.create_task(render(renderers, CHAT, Asker("c", time.monotonic() - 1.0)))
         await asyncio.gather(*calls)
         assert order.index("b") <= 2
         with pytest.raises(DeadlineExceeded):
             await late
+
+
+async def test_chats_that_wait_have_another_process_begun() -> None:
+    async with rendering("{{ messages[0].content }}", most=2) as renderers:
+        await renderers.begin()
+        said = await asyncio.gather(*(render(renderers, saying(str(n))) for n in range(8)))
+        assert said == [*map(str, range(8))]
+        async with asyncio.timeout(60.0):
+            while len(renderers.pids) < 2:
+                await asyncio.sleep(0.01)
+        both = asyncio.gather(*(render(renderers, saying(str(n))) for n in range(2)))
+        assert await both == ["0", "1"]
+
+
+async def test_who_asks_like_another_before_is_not_rendered_again() -> None:
+    source = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
+    async with rendering(source) as renderers:
+        template = ChatTemplate(source, {"bos_token": "<s>"})
+        backend = tokenizers.Tokenizer.from_str(made.byte_level_json())
+        tokenizer = Tokenizer(backend, None, template, renderers)
+        for content in ("hello", " \n two words "):
+            chat = saying(content)
+            expected = tokenizer.encode(template.render(chat), add_special_tokens=False)
+            assert await tokenizer.encode_chat(chat) == expected
+            await renderers.close()
+        assert not renderers.pids
