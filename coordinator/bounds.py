@@ -44,10 +44,10 @@ from coordinator.stateful.storage.shared.entries import MAX_ENTRIES
 from coordinator.stateful.storage.store import MAX_BYTES, MAX_RESPONSES
 from coordinator.stateful.storage.stored import MAX_ITEMS as MAX_CONVERSATION_ITEMS
 from coordinator.stateful.storage.stored import MAX_ITEMS_BYTES as MAX_CONVERSATION_BYTES
-from coordinator.text.renderers import MAX_MEMORY_BYTES, RENDER_CPU_S
-from coordinator.text.renderers import MOST as MOST_RENDERERS
 from coordinator.text.grammars.checker import MAX_WAITING
 from coordinator.text.grammars.process import CHECK_CPU_S
+from coordinator.text.renderers import MAX_MEMORY_BYTES, RENDER_CPU_S
+from coordinator.text.renderers import MOST as MOST_RENDERERS
 from coordinator.text.threads import NUM_THREADS
 from coordinator.text.threads import WAIT_S as TURN_WAIT_S
 from coordinator.text.tokenizer import LONG_TEXT_CHARS, PROBED_CHARS

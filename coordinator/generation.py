@@ -8,8 +8,9 @@ on the other side of this interface (`coordinator/requests/flow.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
+
+import msgspec
 
 from coordinator.tracing.call_span import CallSpan
 from pdserve._native import TokenRun
@@ -24,19 +25,18 @@ class Needs(NamedTuple):
     adapter: str = ""  # its digest; empty: the model alone, which every node serves
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One token stream to generate; knows nothing of text, HTTP or nodes."""
 
     request_id: str  # made by the coordinator, unique among all requests
     prompt: Prompt  # never empty
     sampling: SamplingParams
-    output_token_ids: list[int] = field(default_factory=list)  # emitted before an interruption
+    output_token_ids: list[int] = []  # emitted before an interruption
     num_accepted: int = 0  # of these: they had been guessed
     num_refused: int = 0  # guesses before the interruption that were wrong
     prediction: Sequence[int] = ()  # what the client expects it to say
-    output_logprobs: list[TokenLogprobs] = field(default_factory=list)  # if it is claimable
-    slo: Slo = field(default_factory=Slo)  # the promise of its class; durations from receipt
+    output_logprobs: list[TokenLogprobs] = []  # if it is claimable
+    slo: Slo = Slo()  # the promise of its class; durations from receipt
     waited_s: float = 0.0  # from receipt until `start`
     is_claimable: bool = False  # made under a key: another coordinator would give it the same id
     conversation: int | None = None  # 32 bits, the same for all its turns; None: it stands alone
@@ -67,8 +67,7 @@ class GenerationRequest:
         return self.sampling.max_tokens == 0
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True):
     """The nodes that a request runs on; both None while it waits in line."""
 
     prefill_node: str | None  # None = prefilled locally by the decode node

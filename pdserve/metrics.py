@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
-    Histogram,
     Info,
     ProcessCollector,
     generate_latest,
@@ -28,7 +26,9 @@ import pdserve
 from pdserve.protocol import NodeRole, PhaseTimes, Sickness
 from pdserve.shared.process.loop_watch import LoopWatch
 from pdserve.shared.prometheus.collectors import (
+    QuickCounter,
     QuickHistogram,
+    QuickHistograms,
     ReadCounter,
     ReadCounters,
     ReadGauges,
@@ -88,12 +88,15 @@ class _Registry:
 
     def _histograms(
         self, name: str, text: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        full_name = self._named_histogram(name, labels)
-        return Histogram(full_name, text, labels, buckets=buckets, registry=self.registry)
+    ) -> QuickHistograms:
+        histograms = QuickHistograms(self._named_histogram(name, labels), text, buckets, labels)
+        self.registry.register(histograms)
+        return histograms
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(self._named(name, labels, "_total"), text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> QuickCounter:
+        counter = QuickCounter(self._named(name, labels, "_total"), text, labels)
+        self.registry.register(counter)
+        return counter
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(self._named(name, labels), text, labels, registry=self.registry)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from coordinator.adapters.known import Version
 from coordinator.generation import Generation, GenerationRequest, Generator
@@ -47,4 +49,4 @@ class AdaptedGenerator:
         return self.base.status()
 
     def _adapted(self, request: GenerationRequest) -> GenerationRequest:
-        return replace(request, prompt=self.version.adapt(request.prompt))
+        return structs.replace(request, prompt=self.version.adapt(request.prompt))

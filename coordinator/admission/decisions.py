@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, get_args
 
+import msgspec
+
 from pdserve.protocol import Slo
 from pdserve.shared.errors import Overloaded
 
@@ -51,8 +53,7 @@ class PredictedTimes(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(msgspec.Struct, frozen=True):
     """Dispatch the request."""
 
     slo: Slo  # the promise that the nodes have to keep; none where the requested one is impossible

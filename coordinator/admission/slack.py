@@ -11,9 +11,9 @@ real times are within it (stochastic approximation; Robbins and Monro).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
+import msgspec
 from msgspec import structs
 
 from coordinator.admission.decisions import PredictedTimes, Reason
@@ -83,8 +83,7 @@ HIGHEST_TPOT_MARGIN = 1.25
 TELLING_SHARE = 0.1  # share of a promise that others must use before a margin learns from it
 
 
-@dataclass(frozen=True, slots=True)
-class Slack:
+class Slack(msgspec.Struct, frozen=True):
     """The slack of one promise, in seconds."""
 
     reason: Reason

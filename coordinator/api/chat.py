@@ -8,8 +8,8 @@ What comes of it is a `CallPlan`, which any caller runs (`calls.py`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 from msgspec import UNSET, structs
 
 from coordinator.api.answer.call import CallPlan
@@ -35,8 +35,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.models.model import Model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPlan:
+class ChatPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A planned chat, whatever its answers will look like."""
 
     model: Model
@@ -80,10 +79,10 @@ class ChatPlan:
         if num_tokens >= self.most_tokens:
             return self
         limited = [
-            replace(one, sampling=structs.replace(one.sampling, max_tokens=num_tokens))
+            structs.replace(one, sampling=structs.replace(one.sampling, max_tokens=num_tokens))
             for one in self.requests
         ]
-        return replace(self, requests=limited)
+        return structs.replace(self, requests=limited)
 
 
 async def plan_chat_call(ask: Ask) -> CallPlan:
@@ -144,13 +143,13 @@ async def plan_chat(
         answer_id, prompt.token_ids, sampling, terms, now_s, num_choices, conversation
     )
     if prediction:
-        requests = [replace(request, prediction=prediction) for request in requests]
+        requests = [structs.replace(request, prediction=prediction) for request in requests]
     return ChatPlan(
         model=model,
         prompt=prompt.token_ids,
         parts=parts,
         requests=requests,
-        text=replace(
+        text=structs.replace(
             text_options(body), kept_ids=parts.kept_ids, content_start=parts.content_start
         ),
         is_streaming=bool(body.stream),

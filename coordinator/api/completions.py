@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from coordinator.api.answer.call import CallPlan
 from coordinator.api.answer.formats import (
@@ -194,7 +193,7 @@ async def _prompts(
 def _text_options(body: CompletionRequest, given: Sequence[Given]) -> TextOptions:
     """Return how tokens become text; an echo hides special tokens that encoding has added."""
     are_added = _adds_special_tokens(body) and any(isinstance(prompt, str) for prompt in given)
-    return replace(text_options(body), echoes_special_tokens=not are_added)
+    return structs.replace(text_options(body), echoes_special_tokens=not are_added)
 
 
 # ---- sampling ----------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ ITL: each gap between two tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from coordinator.api.answer.bodies import TierUsage
 from coordinator.tracing.call_span import CallSpan
@@ -17,8 +18,7 @@ from pdserve._native import Histogram
 from pdserve.protocol import Slo
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSummary:
+class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A finished call of a generating endpoint."""
 
     request_id: str  # as in the response's x-request-id

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from math import inf
 from time import monotonic
 from types import MappingProxyType
 from typing import Final
+
+import msgspec
 
 from coordinator.api.observer import RequestSummary
 from coordinator.api.server.callers import CLIENT_GONE
@@ -106,8 +107,7 @@ class CallWatch:
 _GONE = "client_disconnected"
 
 
-@dataclass(frozen=True, slots=True)
-class Attainment:
+class Attainment(msgspec.Struct, frozen=True):
     """Which parts of its promise one call attained."""
 
     ttft: bool

@@ -22,6 +22,7 @@ from functools import cached_property
 from itertools import islice
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -98,8 +99,7 @@ Holders: TypeAlias = Callable[[bytes], int | None]
 """Block hash |-> bits of the members that hold the block; 0 and None: none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hits:
+class Hits(msgspec.Struct, frozen=True):
     """How long a prefix of a prompt members hold; only members that hold any of it."""
 
     num_tokens: int  # of the prompt

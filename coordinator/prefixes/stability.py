@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from math import inf
 from mmap import mmap
 
+import msgspec
+
 from pdserve.kv import need
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Prompt
@@ -35,8 +37,7 @@ MIN_GAP_S = 0.002  # between two examined prompts; examining one takes up to 80 
 PROBED_BLOCKS = 2  # blocks after the broken one that are searched for shifted text
 
 
-@dataclass(frozen=True, slots=True)
-class Break:
+class Break(msgspec.Struct, frozen=True):
     """A block of a prompt that changed before text that earlier prompts had as well."""
 
     at_token: int  # position where the changed block begins

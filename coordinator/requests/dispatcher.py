@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Final
@@ -179,7 +178,7 @@ class Dispatcher:
         request, _ = running.rest()
         slo = self.slo_left(running, dispatch.slo)
         # There is nothing to compute but its next token.
-        placement = replace(
+        placement = structs.replace(
             placement, uncached_tokens=0, shares_prefill=True, ttft_s=placement.tpot_s
         )
         booking = self._router.dispatched(request, placement, slo)

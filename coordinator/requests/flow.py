@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from msgspec import structs
@@ -238,12 +238,12 @@ class Flow:
             RequestQuarantined: nodes have died of its prompt lately.
         """
         if revision := self._wanted.revision_of(requests[0]):
-            requests = [replace(request, revision=revision) for request in requests]
+            requests = [structs.replace(request, revision=revision) for request in requests]
         request = requests[0]
         self._check_length(request)
         if self._is_long(request):
             prompt = structs.replace(request.prompt, is_long=True)
-            requests = [replace(request, prompt=prompt) for request in requests]
+            requests = [structs.replace(request, prompt=prompt) for request in requests]
             request = requests[0]
         self.resumes.quarantine.check(request)
         is_reusable = request.sampling.reuses_prefix

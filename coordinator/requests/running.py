@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from secrets import token_hex
 
+import msgspec
 from msgspec import structs
 
 from coordinator.admission.slack import promise_left
@@ -33,8 +34,7 @@ from pdserve.protocol.legs import leg_id
 from pdserve.shared.errors import DeadlineExceeded, PdserveError, RequestCancelled
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True):
     """The dispatch of a request to its nodes."""
 
     booking: Booking
@@ -115,7 +115,9 @@ class RunningRequest:
         # As its nodes have it: with another id after an interruption.
         self.request = request
         if self._life:
-            self.request = replace(request, request_id=leg_id(request.request_id, 0, self._life))
+            self.request = structs.replace(
+                request, request_id=leg_id(request.request_id, 0, self._life)
+            )
         self.hashes = hashes  # kept: a waiting request is placed repeatedly
         self.journey = Journey(
             request.request_id,
@@ -304,7 +306,7 @@ class RunningRequest:
             return
         self._claimed_revision = revision
         prompt = structs.replace(self.request.prompt, adapter=adapter, adapted_from=adapted_from)
-        self.request = replace(self.request, prompt=prompt)
+        self.request = structs.replace(self.request, prompt=prompt)
         self.output.extend(event.token_ids)
         self._keep(event)
         self._showing.show(event)
@@ -320,7 +322,7 @@ class RunningRequest:
         sampling = self.request.sampling
         if self.has_token_one:  # with which the prompt's scores came
             sampling = structs.replace(sampling, prompt_logprobs=None)
-        request = replace(
+        request = structs.replace(
             self.request,
             request_id=leg_id(self.request_id, self._num_attempts + 1, self._life),
             sampling=sampling,

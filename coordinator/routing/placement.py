@@ -7,8 +7,7 @@ are not in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from coordinator.nodes.registry import Member
@@ -21,8 +20,7 @@ from pdserve.measured.output_lengths import Kind
 from pdserve.rules.batch import aimed_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """A decision of the router. Times are in seconds from the decision; 0 means unknown.
 
     Times are unknown for nodes that have not reported a profile yet.
@@ -65,8 +63,7 @@ class Placement:
         return "pair" if self.decode is not None else "prefill"
 
 
-@dataclass(frozen=True, slots=True)
-class Newcomer:
+class Newcomer(msgspec.Struct, frozen=True):
     """What a new request needs from a decode batch."""
 
     context: int  # tokens read at each step, averaged over its life

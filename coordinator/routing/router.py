@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec import structs
 
 from coordinator.generation import GenerationRequest, Needs
 from coordinator.nodes.registry import Member, Registry
@@ -97,7 +98,7 @@ class Router:
     def place_hashed(self, request: GenerationRequest, prompt: PromptHashes) -> Placement:
         """Do the same as `place`, with block hashes of the prompt that may be computed already."""
         if request.revision and not self.can_route(*request.needs):
-            request = replace(request, revision="")
+            request = structs.replace(request, revision="")
         if len(self.fleet.ready(None)) == 0:
             raise NoNodeAvailable("no node is ready: try again shortly")
         outlook = self._outlook(request, prompt)
@@ -145,7 +146,7 @@ class Router:
         outlook = Outlook(self.fleet, self._books, request, first.hits, first.kind, now_s)
         computed_s = first.ttft_s - first.held_s  # without the first one's hold
         placement = self._behind(outlook, first.prefill.slot, computed_s, outlook.queue_s)
-        return replace(placement, uncached_tokens=0, shares_prefill=True)
+        return structs.replace(placement, uncached_tokens=0, shares_prefill=True)
 
     def dispatched(
         self, request: GenerationRequest, placement: Placement, slo: Slo | None = None

@@ -121,9 +121,7 @@ class Outlines:
             return None
         self._found.move_to_end(shape)
         contents = [message["content"] for message in chat.messages]
-        return next(
-            (text for one in outlines if (text := one.filled(contents)) is not None), None
-        )
+        return next((text for one in outlines if (text := one.filled(contents)) is not None), None)
 
     def lacks(self, shape: bytes) -> bool:
         """Whether a chat of this shape should be rendered to an outline, too."""

@@ -9,7 +9,6 @@ own (`child.py`), for which `coordinator/text/renderers.py` looks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
@@ -32,15 +31,14 @@ _TEMPLATE_ERRORS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateInput:
+class TemplateInput(msgspec.Struct, frozen=True, kw_only=True):
     """The input of a chat template."""
 
     messages: Sequence[dict[str, Any]]  # never empty; every "content" is a string
     add_generation_prompt: bool = True
     continue_final_message: bool = False  # the prompt ends inside the last message
     add_special_tokens: bool = False  # templates write their own BOS
-    variables: Mapping[str, Any] = field(default_factory=dict)  # further template variables
+    variables: Mapping[str, Any] = {}  # further template variables
     tools: Sequence[dict[str, Any]] = ()  # that the model may call
     documents: Sequence[dict[str, Any]] = ()  # that it may answer from
 

@@ -1,8 +1,8 @@
 """Renders a conversation to an outline, with contents that know what a template does to them.
 
-In place of each content the template gets an object that is no text (`HeldText`). It can be written,
-joined to other text, cut at its ends and asked some questions, which are noted. Whatever else is
-done to it ends the attempt: it is not text, so no operation takes it for one unnoticed.
+In place of each content the template gets an object that is no text (`HeldText`). It can be
+written, joined to other text, cut at its ends and asked some questions, which are noted. Whatever
+else is done to it ends the attempt: it is not text, so no operation takes it for one unnoticed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class HeldText:
 
     # ---- what they may not, of which some would do without these ---------------------------------
 
-    __str__ = __repr__ = __hash__ = _ends  # type: ignore[assignment]
+    __str__ = __repr__ = __hash__ = _ends
     __len__ = __iter__ = __reversed__ = __getitem__ = _ends
     __int__ = __float__ = __index__ = __getattr__ = _ends
 
@@ -201,7 +201,7 @@ class Tracer:
             if template is None:
                 return None
             rendered = template.render(self._template.names(chat, messages))
-        except (NoOutline, Exception):
+        except (NoOutline, Exception):  # noqa: BLE001 - the text is rendered in any case
             return None
         parts = rendered._parts if isinstance(rendered, HeldText) else (rendered,)
         outline = Outline(parts, tuple(guards))

@@ -7,8 +7,9 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from pdserve.shared.errors import DeadlineExceeded, Overloaded
 from pdserve.shared.fair_share import Turns
@@ -18,8 +19,7 @@ WAIT_S = 30.0  # for a turn
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
+class Asker(msgspec.Struct, frozen=True):
     """For whom a text is tokenised."""
 
     payer: str = ""  # whose turn it takes

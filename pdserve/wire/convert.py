@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
+from operator import attrgetter
 from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -22,14 +23,14 @@ from pdserve.shared.errors import MalformedMessage
 S = TypeVar("S", bound=msgspec.Struct)
 P = TypeVar("P", bound=ProtoMessage)
 
-# (struct, proto) -> None: write one field to proto;  (proto) -> value: read one field.
+# (struct, proto) -> None: write one field to proto;  (proto) -> value: read one field, or all.
 _Writer = Callable[[Any, Any], None]
 _Reader = Callable[[Any], Any]
 
 
 def fill(message: msgspec.Struct, proto: P) -> P:
     """Write `message` into the empty `proto` of the same name, and return it."""
-    plain, writers, _ = _codec(type(message))
+    plain, writers = _writers(type(message))
     for name in plain:
         setattr(proto, name, getattr(message, name))
     for write in writers:
@@ -43,8 +44,12 @@ def read(proto: ProtoMessage, struct: type[S]) -> S:
     Raises:
         MalformedMessage: a value that the struct does not allow, such as an unknown enum value.
     """
+    plain, others = _readers(struct)
     try:
-        return struct(**{name: reader(proto) for name, reader in _codec(struct)[2]})
+        values = [*plain(proto)]
+        for index, read_value in others:
+            values[index] = read_value(proto)
+        return struct(*values)
     except ValueError as error:
         raise MalformedMessage(f"{struct.__name__}: {error}") from error
 
@@ -118,19 +123,37 @@ def _held(proto: Any) -> Any:
 
 
 @cache
-def _codec(
-    struct: type[msgspec.Struct],
-) -> tuple[list[str], list[_Writer], list[tuple[str, _Reader]]]:
-    """Return the fields that are written as they are, the writers of the others, and all readers.
+def _writers(struct: type[msgspec.Struct]) -> tuple[list[str], list[_Writer]]:
+    """Return the fields that are written as they are, and the writers of the others.
 
     Most are plain, and no function is called for them.
     """
     hints = get_type_hints(struct)
     names = struct.__struct_fields__
     plain = [name for name in names if _is_plain(hints[name])]
-    writers = [_writer(name, hints[name]) for name in names if name not in plain]
-    readers = [(name, _reader(name, hints[name])) for name in names]
-    return plain, writers, readers
+    return plain, [_writer(name, hints[name]) for name in names if name not in plain]
+
+
+@cache
+def _readers(struct: type[msgspec.Struct]) -> tuple[_Reader, list[tuple[int, _Reader]]]:
+    """Return what reads all fields in order, and the index and reader of those that are not plain.
+
+    In their places is what anything has.
+    """
+    hints = get_type_hints(struct)
+    others = [
+        (index, _reader(name, hints[name]))
+        for index, name in enumerate(struct.__struct_fields__)
+        if not _is_plain(hints[name]) or _is_enum(hints[name])
+    ]
+    places = {index for index, _ in others}
+    names = [
+        "__class__" if index in places else name
+        for index, name in enumerate(struct.__struct_fields__)
+    ]
+    if len(names) > 1:
+        return attrgetter(*names), others
+    return lambda proto: [getattr(proto, name) for name in names], others
 
 
 def _is_plain(hint: Any) -> bool:
@@ -148,6 +171,10 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 def _is_struct(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
+
+
+def _is_enum(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Enum)
 
 
 def _is_inline(hint: Any) -> bool:
@@ -220,6 +247,6 @@ def _plain_reader(name: str, hint: Any) -> _Reader:
         return lambda proto: origin(getattr(proto, name))
     if origin is dict:
         return lambda proto: dict(getattr(proto, name))
-    if isinstance(hint, type) and issubclass(hint, Enum):
+    if _is_enum(hint):
         return lambda proto: hint(getattr(proto, name))
     return lambda proto: getattr(proto, name)

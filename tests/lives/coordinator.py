@@ -99,4 +99,4 @@ class CoordinatorProcess(Process):
     def count(self, counter: str, labels: Sequence[str]) -> dict[str, int]:
         """The values of a counter, by label."""
         found = getattr(self.metrics, counter)
-        return {name: int(found.labels(name)._value.get()) for name in labels}
+        return {name: int(found.labels(name).value) for name in labels}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from types import TracebackType
 from typing import Final
 
+import msgspec
 from msgspec import UNSET
 
 from coordinator.api.answer.arrivals import (
@@ -43,8 +43,7 @@ from pdserve.protocol import PromptLogprobs
 _FEW: Final = 64  # tokens, which no other call notices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallPlan:
+class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything needed to answer a call, as its endpoint derived it from the request body."""
 
     model: Model

@@ -118,8 +118,7 @@ def error_event(error: bodies.ErrorDetail) -> bytes:
     return framed(msgspec.json.encode(bodies.ErrorBody(error))) + DONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptsShown:
+class PromptsShown(msgspec.Struct, frozen=True, kw_only=True):
     """A call's prompts, and which data about them is returned with the answers."""
 
     token_ids: Sequence[Sequence[int]]  # of each prompt

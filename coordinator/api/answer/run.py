@@ -14,6 +14,7 @@ from coordinator.api.answer.choice import ChoiceDelta
 from coordinator.api.answer.sse import EventIds, SseStream
 from coordinator.api.context import TRACE, ApiContext, RequestTrace
 from pdserve.shared.clock import Clock
+from pdserve.shared.errors import PdserveError
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,12 @@ class _Streaming:
         if self._ids is None:  # events with ids are made token by token
             call.at_once(self._send_at_once, partial(call.write_run, stream))
         while not call.is_finished:
-            await call.wait(max(0.0, self._sent_s + keep_alive_s - clock.now()))
+            try:
+                await call.wait(max(0.0, self._sent_s + keep_alive_s - clock.now()))
+            except PdserveError:
+                if self._made:  # they came before
+                    await stream.send(self._made)
+                raise
             self._sent_s = max(self._sent_s, call.text_s)
             if is_first := not stream.is_open:
                 await stream.open(request, call.headers)

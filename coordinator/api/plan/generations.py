@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -248,7 +247,7 @@ def _another(first: GenerationRequest, choice: int) -> GenerationRequest:
         seed=choice_seed(first.sampling.seed, choice),
         prompt_logprobs=None,  # scored once, for the first
     )
-    return replace(first, request_id=f"{first.request_id}-{choice}", sampling=sampling)
+    return structs.replace(first, request_id=f"{first.request_id}-{choice}", sampling=sampling)
 
 
 def _most_scored_tokens(

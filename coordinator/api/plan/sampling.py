@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from coordinator.api.read.fields import GenerationFields
 from coordinator.models.model import Model
@@ -23,8 +24,7 @@ _LEAST_TOP_P = 1e-9  # small enough to keep only the likeliest token
 NO_IDS: Final[frozenset[int]] = frozenset()  # one for all: an empty set has 216 bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextOptions:
+class TextOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the text of a choice is processed."""
 
     stops: tuple[str, ...] = ()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from coordinator.api.read.fields import CallFields
 from coordinator.text import Tokenizer
 from pdserve.shared.errors import ContextLengthExceeded, InvalidRequest
 
 
-@dataclass(frozen=True, slots=True)
-class FittedPrompt:
+class FittedPrompt(msgspec.Struct, frozen=True):
     """The tokens of a prompt, and how many more the context holds."""
 
     token_ids: list[int]

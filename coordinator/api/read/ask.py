@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from coordinator.api.context import ApiContext, RequestTrace
@@ -15,8 +16,7 @@ from coordinator.models.cascade import Cascade
 _T = TypeVar("_T", bound=Struct)
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """What one call asks for, before it is looked at."""
 
     values: dict[str, Any]  # its body, a JSON object

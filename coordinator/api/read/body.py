@@ -102,20 +102,24 @@ async def _read_body(request: web.Request, config: ApiConfig, held: Body) -> byt
     if "Expect" in request.headers and request.version >= HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the interim response is no part of the answer
-    parts: list[bytes] = []
-    num_bytes = 0
-    keyed = request[TRACE].keyed
+    content, parts, keyed = request.content, list[bytes](), request[TRACE].keyed
+
+    async def take(part: bytes) -> None:
+        parts.append(part)
+        if (num_bytes := held.num_bytes + len(part)) > config.max_body_bytes:
+            raise web.HTTPRequestEntityTooLarge(config.max_body_bytes, num_bytes)
+        await held.take(len(part))
+        if keyed is not None:
+            keyed.add(part)
+
     try:
-        async with asyncio.timeout(config.body_timeout_s) as timer:
-            held.may_end(lambda: timer.reschedule(0.0))
-            while part := await request.content.readany():
-                num_bytes += len(part)
-                if num_bytes > config.max_body_bytes:
-                    raise web.HTTPRequestEntityTooLarge(config.max_body_bytes, num_bytes)
-                await held.take(len(part))
-                if keyed is not None:
-                    keyed.add(part)
-                parts.append(part)
+        if content.is_eof():  # it came with the head
+            await take(content.read_nowait(-1))
+        else:
+            async with asyncio.timeout(config.body_timeout_s) as timer:
+                held.may_end(lambda: timer.reschedule(0.0))
+                while part := await content.readany():
+                    await take(part)
     except TimeoutError as error:
         if held.was_ended:
             raise BuffersFull(SLOW) from error

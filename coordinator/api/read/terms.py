@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import msgspec
 
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.read.fields import CallFields
@@ -35,8 +36,7 @@ _LARGEST: Final = 1024  # and those beyond this one are alike
 _HIGHEST, _LOWEST = ("priority", "fast", "ultrafast"), "flex"  # service tiers with an effect
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceTerms:
+class ServiceTerms(msgspec.Struct, frozen=True):
     """The service terms of one call. Times are seconds of the API's clock."""
 
     slo: Slo

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -194,4 +193,6 @@ def judged(request: GenerationRequest, rule: Escalation) -> GenerationRequest:
         )
     least = 0 if rule.margin is None else _OF_MARGIN
     num_logprobs = max(request.sampling.logprobs or 0, least)
-    return replace(request, sampling=structs.replace(request.sampling, logprobs=num_logprobs))
+    return structs.replace(
+        request, sampling=structs.replace(request.sampling, logprobs=num_logprobs)
+    )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -62,8 +61,7 @@ class _Failure:
         return error_event(error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwayPlan:
+class AwayPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A planned call that a server elsewhere answers."""
 
     endpoint: Endpoint

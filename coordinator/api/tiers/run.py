@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
+
+from msgspec import structs
 
 from coordinator.api.answer.bodies import TierUsage
 from coordinator.api.answer.call import CallPlan
@@ -56,7 +58,7 @@ async def plan_in_tiers(
             ask.trace.model = tier.name
             return away(ask, cascade.endpoints[tier.external], partial(run.tell, tier))
         try:
-            made = await plan(replace(ask, values=ask.values | {"model": tier.name}))
+            made = await plan(structs.replace(ask, values=ask.values | {"model": tier.name}))
             found = await run.through(tier, call_of(made))
         except ContextLengthExceeded:
             if tier is last:
@@ -127,13 +129,13 @@ class _Run:
             return None
         if tier.escalate is None:
             self.tell(tier, ANSWERED)
-            return replace(call, lost=tuple(self.lost))
+            return structs.replace(call, lost=tuple(self.lost))
         if self.known is None and self._is_in_vain(tier.escalate, call):
             self.skip(tier, _CLASSIFIED)
             return None
         if not tier.escalate.judges_answers:
             self.tell(tier, ANSWERED)
-            return replace(call, lost=tuple(self.lost))
+            return structs.replace(call, lost=tuple(self.lost))
         attempt = self._begin(tier.escalate, call)
         if self.known is not None:
             attempt.keep()
@@ -145,7 +147,7 @@ class _Run:
             raise
         if not reason:
             self.tell(tier, ANSWERED)
-            return replace(call, lost=tuple(self.lost), started=attempt.generations)
+            return structs.replace(call, lost=tuple(self.lost), started=attempt.generations)
         attempt.cancel("another model answers")
         self._lose(attempt)
         self.skip(tier, reason, attempt.use.completion_tokens)
@@ -172,7 +174,7 @@ class _Run:
         draft = () if call.requests[0].prediction else await self._drafted(call)
         ran = any(self.lost)
         requests = [
-            replace(
+            structs.replace(
                 request,
                 request_id=f"{request.request_id}-t{number}",
                 prediction=request.prediction or (draft if index == 0 else ()),
@@ -180,7 +182,7 @@ class _Run:
             )
             for index, request in enumerate(call.requests)
         ]
-        return replace(call, requests=requests)
+        return structs.replace(call, requests=requests)
 
     async def _drafted(self, call: CallPlan) -> Sequence[int]:
         """Return what the tier before has said as tokens of this one."""

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from coordinator.nodes.registry import Member
@@ -34,8 +34,7 @@ BUCKET_S = 0.1
 NUM_BUCKETS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """One leg in the calendar: buckets [first, end), counted from the clock's zero."""
 
     slot: int

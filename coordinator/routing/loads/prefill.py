@@ -9,12 +9,14 @@ them all.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec import structs
 
 from coordinator.nodes.registry import Member
 from coordinator.routing.fleet import Fleet
@@ -38,8 +40,7 @@ class ServiceClass(NamedTuple):
         return cls(slo.priority, slo.payer, slo.weight)
 
 
-@dataclass(frozen=True, slots=True)
-class PendingPrompt:
+class PendingPrompt(msgspec.Struct, frozen=True):
     """One prompt in a node's queue."""
 
     service_class: ServiceClass
@@ -57,24 +58,59 @@ class PendingPrompt:
 
 
 @dataclass(slots=True)
-class _Queue:
+class PromptQueue:
     """The queue of one incarnation of a node, in order of dispatch."""
 
     member: Member
     prompts: dict[str, PendingPrompt] = field(default_factory=dict)  # by request id
     late: set[str] = field(default_factory=set)  # those that can no longer be in time
     head: str | None = None  # the one being computed
+    _numbers: dict[str, int] = field(default_factory=dict)  # by request id: in this order
+    # Heap: priority, negated; is late; number; request id. Some are not there any more, or as late.
+    _ranked: list[tuple[int, bool, int, str]] = field(default_factory=list)
+    _num_added: int = 0
+
+    def add(self, request_id: str, prompt: PendingPrompt) -> None:
+        """Add a prompt behind the others."""
+        self.prompts[request_id] = prompt
+        self._numbers[request_id] = self._num_added
+        self._num_added += 1
+        self._note(request_id)
+
+    def remove(self, request_id: str) -> None:
+        """Remove a prompt, which is not late."""
+        del self._numbers[request_id], self.prompts[request_id]
+
+    def set_late(self, request_id: str, is_late: bool) -> None:
+        """Note whether a prompt can no longer be in time."""
+        (self.late.add if is_late else self.late.discard)(request_id)
+        self._note(request_id)
 
     def next_head(self) -> str | None:
         """Return the oldest prompt of the highest priority, of those that are not late if any."""
-        return max(self.prompts, key=self._rank, default=None)
+        while self._ranked:
+            _, is_late, number, request_id = self._ranked[0]
+            if self._is_now(request_id, number, is_late):
+                return request_id
+            heappop(self._ranked)
+        return None
 
     def goes_ahead(self, request_id: str) -> bool:
         """Return whether a prompt that has come is computed now."""
-        return self.head is None or self._rank(request_id) > self._rank(self.head)
+        return self.head is None or self._rank(request_id) < self._rank(self.head)
 
     def _rank(self, request_id: str) -> tuple[int, bool]:
-        return self.prompts[request_id].service_class.priority, request_id not in self.late
+        return -self.prompts[request_id].service_class.priority, request_id in self.late
+
+    def _note(self, request_id: str) -> None:
+        priority, is_late = self._rank(request_id)
+        heappush(self._ranked, (priority, is_late, self._numbers[request_id], request_id))
+        if len(self._ranked) > 2 * len(self.prompts) + _FEW:
+            self._ranked = [one for one in self._ranked if self._is_now(one[3], one[2], one[1])]
+            heapify(self._ranked)
+
+    def _is_now(self, request_id: str, number: int, is_late: bool) -> bool:
+        return self._numbers.get(request_id) == number and is_late == (request_id in self.late)
 
 
 class PrefillQueues(SlotArrays):
@@ -95,7 +131,7 @@ class PrefillQueues(SlotArrays):
         self._columns: dict[ServiceClass, int] = {}
         self._free_columns: list[int] = []
         self._num_of_class: Counter[ServiceClass] = Counter()
-        self._queues: dict[int, _Queue] = {}
+        self._queues: dict[int, PromptQueue] = {}
         self._by_time: list[tuple[float, int, str]] = []  # heap: begin_by_s, slot, request id
         self._most_by_time = _FEW  # some are of prompts that were computed
         self._fleet = fleet
@@ -146,8 +182,8 @@ class PrefillQueues(SlotArrays):
             self.reserve(slot)
         queue = self._queues.get(slot)
         if queue is None:
-            queue = self._queues[slot] = _Queue(member)
-        queue.prompts[request_id] = prompt
+            queue = self._queues[slot] = PromptQueue(member)
+        queue.add(request_id, prompt)
         self._add(slot, prompt, 1)
         self._await_late(queue, request_id, now_s)
         if queue.goes_ahead(request_id):
@@ -158,10 +194,11 @@ class PrefillQueues(SlotArrays):
         queue = self._queues.get(member.slot)
         if queue is None or queue.member is not member or request_id not in queue.prompts:
             return False
-        prompt = queue.prompts.pop(request_id)
+        prompt = queue.prompts[request_id]
         if request_id in queue.late:
-            queue.late.remove(request_id)
+            queue.set_late(request_id, False)
             self._add_late(member.slot, prompt, -1)
+        queue.remove(request_id)
         self._add(member.slot, prompt, -1)
         self._set_head(queue, queue.next_head(), now_s)
         return True
@@ -197,13 +234,13 @@ class PrefillQueues(SlotArrays):
     def _add_late(self, slot: int, prompt: PendingPrompt, sign: int) -> None:
         self._late_s[slot, self._column(prompt.service_class)] += sign * prompt.seconds
 
-    def _await_late(self, queue: _Queue, request_id: str, now_s: float) -> None:
+    def _await_late(self, queue: PromptQueue, request_id: str, now_s: float) -> None:
         """Note when this prompt becomes late; that it is, if so."""
         prompt, slot = queue.prompts[request_id], queue.member.slot
         if not queue.member.hello.late_last or prompt.due_s == inf:
             return
         if prompt.late_after_s < now_s:
-            queue.late.add(request_id)
+            queue.set_late(request_id, True)
             self._add_late(slot, prompt, 1)
             return
         heappush(self._by_time, (prompt.late_after_s, slot, request_id))
@@ -234,10 +271,10 @@ class PrefillQueues(SlotArrays):
                 continue
             queue = self._queues[slot]
             if request_id != queue.head:
-                queue.late.add(request_id)
+                queue.set_late(request_id, True)
                 self._add_late(slot, queue.prompts[request_id], 1)
 
-    def _set_head(self, queue: _Queue, head: str | None, now_s: float) -> None:
+    def _set_head(self, queue: PromptQueue, head: str | None, now_s: float) -> None:
         if head == queue.head:
             return
         slot, given_way = queue.member.slot, queue.head
@@ -245,20 +282,22 @@ class PrefillQueues(SlotArrays):
         if given_way is not None and given_way in queue.prompts:
             prompt = queue.prompts[given_way]
             left_s = max(0.0, prompt.seconds - (now_s - float(self._head_since[slot, 0])))
-            self._change(queue, given_way, replace(prompt, seconds=left_s), now_s)
+            self._change(queue, given_way, structs.replace(prompt, seconds=left_s), now_s)
         self._head_since[slot] = now_s
         self._head_s[slot] = 0.0
         if head is not None:
             prompt = queue.prompts[head]
             self._head_s[slot, self._column(prompt.service_class)] = prompt.seconds
             if not prompt.has_begun:
-                self._change(queue, head, replace(prompt, has_begun=True), now_s)
+                self._change(queue, head, structs.replace(prompt, has_begun=True), now_s)
 
-    def _change(self, queue: _Queue, request_id: str, prompt: PendingPrompt, now_s: float) -> None:
+    def _change(
+        self, queue: PromptQueue, request_id: str, prompt: PendingPrompt, now_s: float
+    ) -> None:
         """Note what is left of a prompt, and anew whether it is late."""
         slot, before = queue.member.slot, queue.prompts[request_id]
         if request_id in queue.late:
-            queue.late.remove(request_id)
+            queue.set_late(request_id, False)
             self._add_late(slot, before, -1)
         queue.prompts[request_id] = prompt
         self._seconds[slot, self._column(prompt.service_class)] += prompt.seconds - before.seconds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import replace
 from functools import partial
 
 from msgspec import structs
@@ -89,4 +88,4 @@ class Moves:
     def _rest(self, call: Call) -> GenerationRequest:
         """Return what is left of a call; what its tokens are does not matter."""
         num_tokens = self._bookings[call.call_id].num_tokens
-        return replace(self._request_of(call), output_token_ids=[0] * num_tokens)
+        return structs.replace(self._request_of(call), output_token_ids=[0] * num_tokens)

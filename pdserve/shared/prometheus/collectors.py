@@ -1,9 +1,10 @@
-"""Prometheus collectors that prometheus-client lacks: read at the scrape, or cheap per token."""
+"""Prometheus collectors that prometheus-client lacks: read at the scrape, or cheap to count."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
+from typing import Generic, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -30,27 +31,104 @@ class ReadCounter(Collector):
         yield CounterMetricFamily(self._name, self._text, value=self._read())
 
 
-class QuickHistogram(Collector):
-    """A histogram without labels, at a tenth of the cost of prometheus-client's.
+C = TypeVar("C")
 
-    It has no lock: only one thread may observe.
+
+class _Labelled(Collector, Generic[C]):
+    """What is counted for each combination of label values, at a tenth of prometheus-client's cost.
+
+    It has no lock: only one thread may count.
     """
+
+    def __init__(
+        self, name: str, text: str, labels: tuple[str, ...], make: Callable[[], C]
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._make = make
+        self._children: dict[tuple[object, ...], C] = {}
+
+    def labels(self, *values: object, **named: object) -> C:
+        """Return what is counted with these label values, in order or by name."""
+        if named:
+            values = tuple([named[name] for name in self._labels])
+        child = self._children.get(values)
+        if child is None:
+            assert len(values) == len(self._labels), f"{self._name} has labels {self._labels}"
+            child = self._children[values] = self._make()
+        return child
+
+    def _each(self) -> Iterator[tuple[list[str], C]]:
+        for values, child in list(self._children.items()):
+            yield [str(value) for value in values], child
+
+
+class Count:
+    """A number that only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Count more."""
+        self.value += amount
+
+
+class QuickCounter(_Labelled[Count]):
+    """A counter."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...] = ()) -> None:
+        super().__init__(name, text, labels, Count)
+        if not labels:
+            self.inc = self.labels().inc
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """As Collector.collect."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, count in self._each():
+            family.add_metric(values, count.value)
+        yield family
+
+
+class QuickHistograms(_Labelled[Histogram]):
+    """Histograms."""
+
+    def __init__(
+        self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...]
+    ) -> None:
+        super().__init__(name, text, labels, lambda: Histogram(buckets))
+        self._buckets = buckets
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """As Collector.collect."""
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for values, histogram in self._each():
+            family.add_metric(values, _buckets(self._buckets, histogram), histogram.sum)
+        yield family
+
+
+class QuickHistogram(Collector):
+    """A histogram without labels; only one thread may observe."""
 
     def __init__(self, name: str, text: str, buckets: tuple[float, ...]) -> None:
         self._name = name
         self._text = text
-        self._bounds = (*buckets, float("inf"))
+        self._buckets = buckets
         self.counts = Histogram(buckets)
-
-    def observe(self, value: float) -> None:
-        """Add one observation."""
-        self.counts.observe(value)
+        self.observe = self.counts.observe  # a call less
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """As Collector.collect."""
-        bounds = map(floatToGoString, self._bounds)
-        buckets = list(zip(bounds, accumulate(self.counts.counts), strict=True))
+        buckets = _buckets(self._buckets, self.counts)
         yield HistogramMetricFamily(self._name, self._text, buckets, self.counts.sum)
+
+
+def _buckets(bounds: Iterable[float], histogram: Histogram) -> list[tuple[str, float]]:
+    names = map(floatToGoString, (*bounds, float("inf")))
+    return list(zip(names, accumulate(histogram.counts), strict=True))
 
 
 class _ReadEach(Collector):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from coordinator.api.answer.bodies import TierUsage
 from coordinator.api.observer import RequestSummary
@@ -76,8 +76,8 @@ def test_tokens_count_for_the_nodes_that_computed_them() -> None:
     clock = ManualClock()
     costs = Costs(PRICES, [member(NodeRole.DECODE, 1.0, 0.5)], clock)
     lost = [TierUsage("small", 300, 100, 40)]
-    costs.call_ended(replace(call(1000, 0, 60), lost_tiers=lost))
-    costs.call_ended(replace(call(5000, 0, 900), lost_tiers=lost, is_elsewhere=True))
+    costs.call_ended(structs.replace(call(1000, 0, 60), lost_tiers=lost))
+    costs.call_ended(structs.replace(call(5000, 0, 900), lost_tiers=lost, is_elsewhere=True))
     passed(costs, clock, 100)
     found = costs.now()
     assert found is not None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec import structs
 
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
@@ -131,7 +131,7 @@ class Nodes:
 def send_to(nodes: Nodes, decode: Member, prompt: int, max_tokens: int) -> Booking:
     """A request that will decode at this node, ten milliseconds a token."""
     request = nodes.request(prompt, max_tokens=max_tokens)
-    placement = replace(nodes.router.place(request), decode=decode, tpot_s=0.010)
+    placement = structs.replace(nodes.router.place(request), decode=decode, tpot_s=0.010)
     return nodes.router.dispatched(request, placement)
 
 

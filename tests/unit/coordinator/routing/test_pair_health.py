@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import get_args
 
 import pytest
+from msgspec import structs
 
 from coordinator.nodes.registry import Member
 from coordinator.routing.pairs.health import FIRST_S, LONGEST_S, PROBE_S
@@ -149,7 +149,7 @@ def test_what_has_failed_once_tries_nothing_that_fails() -> None:
     prefill, cut, other = nodes.prefill[0], *nodes.decode
     nodes.router.health.failed(prefill, cut, LOST)
     nodes.clock.advance(FIRST_S)
-    again = replace(nodes.request(), was_interrupted=True)
+    again = structs.replace(nodes.request(), was_interrupted=True)
     assert names(nodes.router.place(again)) == ("p0", "d1")
     nodes.router.health.failed(prefill, other, LOST)
     assert names(nodes.router.place(again))[0] is None

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from coordinator.nodes.registry import Registry
+from coordinator.routing.loads.prefill import PendingPrompt, PromptQueue, ServiceClass
 from pdserve.protocol import NodeRole, Slo
+from tests.fakes.hellos import node_hello
+from tests.fakes.outbox import RecordingOutbox
 from tests.unit.coordinator.routing.nodes import Nodes
 
 MS = 0.001
@@ -210,3 +216,25 @@ def test_what_nodes_were_told_of_a_promise_says_whether_a_prompt_is_late() -> No
         nodes.router.dispatched(request, nodes.router.place(request), Slo(name="a"))
     nodes.clock.advance(0.2)
     assert nodes.place(100, slo=PROMISED).queue_s == pytest.approx(1.0)
+
+
+def test_the_next_head_is_the_oldest_of_the_highest_priority_and_in_time() -> None:
+    rng = random.Random(0)
+    hello = node_hello("p", NodeRole.PREFILL)
+    queue = PromptQueue(Registry().add(hello, RecordingOutbox()))  # type: ignore[arg-type]
+    for number in range(2000):
+        waiting = list(queue.prompts)
+        if not waiting or rng.random() < 0.45:
+            of = ServiceClass(rng.randrange(3), "class", 1.0)
+            queue.add(f"r{number}", PendingPrompt(of, 1.0, 1))
+        elif rng.random() < 0.5:
+            queue.set_late(rng.choice(waiting), rng.random() < 0.5)
+        else:
+            gone = rng.choice([waiting[0], rng.choice(waiting)])
+            queue.set_late(gone, False)
+            queue.remove(gone)
+
+        def rank(one: str) -> tuple[int, bool]:
+            return queue.prompts[one].service_class.priority, one not in queue.late
+
+        assert queue.next_head() == max(queue.prompts, key=rank, default=None)

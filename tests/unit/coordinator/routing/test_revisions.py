@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import pytest
+from msgspec import structs
 
 from coordinator.prefixes.index import PromptHashes
 from pdserve.protocol import NodeRole
@@ -80,7 +80,7 @@ def test_what_was_interrupted_has_its_prompt_computed_by_the_weights_that_it_is_
     nodes = Nodes()
     prefill = nodes.join("p", PREFILL, arithmetic="int8")
     nodes.join("d", DECODE, arithmetic="int4")
-    request = replace(nodes.request(20), output_token_ids=[1, 2], was_interrupted=True)
+    request = structs.replace(nodes.request(20), output_token_ids=[1, 2], was_interrupted=True)
     assert names(nodes.router.place(request)) == ("p", "d")
     nodes.registry.remove(prefill)
     assert names(nodes.router.place(request)) == (None, "d")

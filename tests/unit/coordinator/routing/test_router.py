@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from coordinator.nodes.registry import Member
 from coordinator.routing import Booking
@@ -334,7 +334,7 @@ def test_side_by_side_prompts_wait_for_prompts_and_streams_for_streams() -> None
     assert names(nodes.place(300)) == (None, "d1")
     for _ in range(2):
         request = nodes.request(300)
-        placement = replace(nodes.router.place(request), decode=nodes.decode[1])
+        placement = structs.replace(nodes.router.place(request), decode=nodes.decode[1])
         nodes.router.dispatched(request, placement)
     first = nodes.place(300, slo=Slo(ttft_s=0.5, tpot_s=1.0))
     assert names(first) == (None, "d0"), "its streams do not make prompts late"
@@ -405,7 +405,9 @@ def test_adaptive_takes_streams_of_prefill_nodes_into_account() -> None:
     assert names(calm) == ("p0", "d0") or calm.side == "local"
     for _ in range(8):
         request = nodes.request(1, max_tokens=2000, slo=tight)
-        placement = replace(nodes.router.place(request), prefill=None, decode=nodes.prefill[0])
+        placement = structs.replace(
+            nodes.router.place(request), prefill=None, decode=nodes.prefill[0]
+        )
         nodes.router.dispatched(request, placement).progressed(1)
     for _ in range(6):
         send_to(nodes, nodes.decode[0], 1, max_tokens=2000).progressed(1)
@@ -439,9 +441,9 @@ def test_a_wait_that_token_one_is_held_back_for_is_part_of_the_ttft(
     nodes = Nodes(p=1, d=1)
     fill(nodes)
     slo = Slo(ttft_s=10.0, tpot_s=0.25)
-    request = replace(nodes.request(10, max_tokens=101, slo=slo), waited_s=waited_s)
+    request = structs.replace(nodes.request(10, max_tokens=101, slo=slo), waited_s=waited_s)
     at_once = nodes.router.place(request)
-    request = replace(request, slo=msgspec.structs.replace(slo, hold_s=hold_s))
+    request = structs.replace(request, slo=msgspec.structs.replace(slo, hold_s=hold_s))
     held = nodes.router.place(request)
     assert held.queue_s == pytest.approx(held_s, abs=0.2)
     assert 100 * (at_once.tpot_s - held.tpot_s) == pytest.approx(held.queue_s)
@@ -462,7 +464,7 @@ def test_a_place_that_is_meant_for_others_is_not_taken_for_free() -> None:
         send_to(nodes, nodes.decode[0], 1, max_tokens=200).progressed(1)
     assert nodes.place(1).queue_s < 0.1
     request = nodes.request(1, max_tokens=200)
-    placement = replace(nodes.router.place(request), ttft_s=0.05, tpot_s=0.010)
+    placement = structs.replace(nodes.router.place(request), ttft_s=0.05, tpot_s=0.010)
     nodes.router.dispatched(request, placement)
     assert nodes.place(1).queue_s > 1.9
 
@@ -484,8 +486,10 @@ def with_late_pairs() -> tuple[Nodes, Callable[[], Booking]]:
     def send_pair() -> Booking:
         request = nodes.request(1, max_tokens=200)
         placement = nodes.router.place(request)
-        pair = replace(placement, prefill=nodes.prefill[0], decode=nodes.decode[0], ttft_s=0.3)
-        return nodes.router.dispatched(request, replace(pair, tpot_s=0.010))
+        pair = structs.replace(
+            placement, prefill=nodes.prefill[0], decode=nodes.decode[0], ttft_s=0.3
+        )
+        return nodes.router.dispatched(request, structs.replace(pair, tpot_s=0.010))
 
     return nodes, send_pair
 

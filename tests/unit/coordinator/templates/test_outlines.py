@@ -85,9 +85,7 @@ LOOKED_INTO = {
 def chat(*contents: str) -> TemplateInput:
     roles = ("user", "assistant")
     return TemplateInput(
-        messages=[
-            {"role": roles[i % 2], "content": content} for i, content in enumerate(contents)
-        ]
+        messages=[{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
     )
 
 

@@ -142,7 +142,9 @@ async def test_chats_that_wait_have_another_process_begun() -> None:
 
 
 async def test_who_asks_like_another_before_is_not_rendered_again() -> None:
-    source = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
+    source = (
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
+    )
     async with rendering(source) as renderers:
         template = ChatTemplate(source, {"bos_token": "<s>"})
         backend = tokenizers.Tokenizer.from_str(made.byte_level_json())

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
+from msgspec import structs
 
 from coordinator.text import TemplateInput, Tokenizer
 from coordinator.text.tokenizer import LONG_TEXT_CHARS
@@ -147,7 +147,7 @@ async def test_chats_of_checkpoints_are_rendered_in_a_process(tmp_path: Path) ->
             expected = ours.encode(ours.chat_template.render(chat), add_special_tokens=False)
             assert await ours.encode_chat(chat) == expected
             with pytest.raises(InvalidRequest, match="too much memory"):
-                await ours.encode_chat(replace(chat, tools=[{"name": "f"}]))
+                await ours.encode_chat(structs.replace(chat, tools=[{"name": "f"}]))
     finally:
         await ours.close()
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import aiohttp
 import pytest
 
 from coordinator.api.answer.arrivals import Arrivals, ArrivedEvent, WriteTurns
-from coordinator.generation import GenerationRequest
+from coordinator.api.answer.sse import SseStream
+from coordinator.generation import GenerationRequest, Listener
+from pdserve._native import TokenRun
 from pdserve.protocol import FinishReason, Prompt, SamplingParams
 from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import NodeLost
 from tests.fakes.generator import (
     MODEL,
     FakeGeneration,
@@ -20,6 +24,7 @@ from tests.fakes.generator import (
     Step,
     Tokens,
     says,
+    tiny_tokenizer,
 )
 from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import Harness, events_of, served
@@ -107,6 +112,36 @@ async def test_a_stream_says_what_the_whole_answer_says(
         assert "".join(c["delta"].get("content") or "" for c in choices) == content
         assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["stop"]
     assert len(chunks) > 3
+
+
+async def test_an_error_in_the_moment_of_a_long_event_comes_after_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listeners: list[Listener] = []
+    listen, send_at_once = FakeGeneration.listen, SseStream.send_at_once
+
+    def listened(
+        self: FakeGeneration, listener: Listener, on_tokens: Callable[[TokenRun], None] | None
+    ) -> None:
+        listeners.append(listener)
+        listen(self, listener, on_tokens)
+
+    def sent_at_once(self: SseStream, events: Sequence[bytes]) -> bool:
+        is_short = send_at_once(self, events)
+        if not is_short:
+            listeners[0](NodeLost("it is gone"))
+        return is_short
+
+    monkeypatch.setattr(FakeGeneration, "listen", listened)
+    monkeypatch.setattr(SseStream, "send_at_once", sent_at_once)
+    one, *more = tiny_tokenizer().encode("one two three four", add_special_tokens=False)
+    script = [Tokens([one]), Pause(), Tokens(more), Pause(until=asyncio.Event())]
+    async with served(FakeGenerator(lambda request: script)) as api:
+        events = await _streamed(api, {"logprobs": True, "top_logprobs": 20}, "1.1")
+    chunks = [event for event in events if isinstance(event, dict)]
+    text = "".join(c["delta"].get("content") or "" for e in chunks[:-1] for c in e["choices"])
+    assert text == tiny_tokenizer().decode([one, *more])
+    assert chunks[-1]["error"]["message"] == "it is gone"
 
 
 async def _whole(api: Harness, options: dict[str, Any]) -> Any:
