@@ -33,7 +33,7 @@ from coordinator.jobs.storage.batches import (
 )
 from coordinator.jobs.storage.database import Step
 from coordinator.jobs.storage.files import Files, Upload, put_file
-from pdserve.shared.errors import ItemNotFound, StoreUnavailable
+from pdserve.shared.errors import InvalidRequest, ItemNotFound, StoreUnavailable
 
 _log = logging.getLogger(__name__)
 _AHEAD = 64  # lines that are read at a time, without their bodies
@@ -101,13 +101,16 @@ class BatchRun:
         if not await self._batches.forget_lines(batch, self._holder):
             return False
         try:
-            await self._files.get(batch.owner, file_id)
+            file = await self._files.get(batch.owner, file_id)
+            await self._files.check_room(batch.owner, file.num_bytes)  # its lines are stored, too
             async for lines in reader.read(self._files.read(file_id)):
                 if not await self._batches.add_lines(batch, self._holder, lines):
                     return False
             await self._files.get(batch.owner, file_id)  # else it was not read to its end
         except ItemNotFound as error:
             reader.faults.append(LineFault("file_not_found", error.message, None, None))
+        except InvalidRequest as error:
+            reader.faults.append(LineFault("no_room", error.message, None, None))
         now = int(time())
         if reader.faults:
             batch.document.faults, batch.document.ended_at = reader.faults, now

@@ -90,7 +90,10 @@ class Files:
 
         Raises InvalidRequest: there is no room for these.
         """
-        (((own, entries, stored),),) = await self._database.run((tables.STORED, *([owner] * 4)))
+        of_owner = owner, int(time()), owner
+        (((own, entries, stored),),) = await self._database.run(
+            (tables.STORED, *of_owner, *of_owner)
+        )
         most = self._database.max_bytes
         own += self._arriving[owner] + num_bytes
         stored += self._arriving.total() + num_bytes

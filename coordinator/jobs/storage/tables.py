@@ -43,12 +43,13 @@ PUT_FILE: Final = "INSERT INTO pdserve_files VALUES (?, ?, ?, ?, ?, ?, ?)"
 GET_FILE: Final = f"SELECT {_FILE} FROM pdserve_files WHERE owner = ? AND id = ? AND expires_at > ?"
 DROP_FILE: Final = "DELETE FROM pdserve_files WHERE owner = ? AND id = ? RETURNING bytes"
 OLD_FILES: Final = "SELECT owner, id FROM pdserve_files WHERE expires_at <= ? LIMIT 16"
-# What a tenant has stored: files, and lines with their answers; and what all have.
+# What a tenant has stored: files, and lines with their answers; and what all have. Files that have
+# expired are no tenant's any more, but they are there until they are deleted.
 STORED: Final = """
-SELECT (SELECT coalesce(sum(bytes), 0) FROM pdserve_files WHERE owner = ?)
+SELECT (SELECT coalesce(sum(bytes), 0) FROM pdserve_files WHERE owner = ? AND expires_at > ?)
     + (SELECT coalesce(sum(length(body) + length(answer)), 0) FROM pdserve_lines
         WHERE batch IN (SELECT id FROM pdserve_batches WHERE owner = ?)),
-    (SELECT count(*) FROM pdserve_files WHERE owner = ?)
+    (SELECT count(*) FROM pdserve_files WHERE owner = ? AND expires_at > ?)
     + (SELECT count(*) FROM pdserve_batches WHERE owner = ?),
     (SELECT coalesce(sum(bytes), 0) FROM pdserve_files)
     + (SELECT coalesce(sum(length(body) + length(answer)), 0) FROM pdserve_lines)

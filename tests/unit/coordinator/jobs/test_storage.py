@@ -202,6 +202,31 @@ async def test_bytes_that_arrive_have_room_before_their_files_are_whole(tmp_path
     await database.close()
 
 
+async def test_files_that_have_expired_take_no_room_of_their_tenant(tmp_path: Path) -> None:
+    database = open_jobs(tmp_path / "jobs")
+    database.max_bytes = 4000
+    files = Files(database)
+    for name, keep_s in (("old", -1), ("new", 60)):
+        upload = files.begin()
+        await upload.add(b"x" * 1200)
+        await files.done(upload, "a", name, "batch", keep_s)
+    await files.check_room("a", 800)
+    with pytest.raises(InvalidRequest, match="2001 bytes would be stored"):
+        await files.check_room("a", 801)
+    await database.close()
+
+
+async def test_a_batch_whose_lines_have_no_room_fails(tmp_path: Path) -> None:
+    database = open_jobs(tmp_path / "jobs")
+    async with served(cluster(), jobs=database) as api:
+        file = await upload(api, [line(n) for n in range(9)])
+        database.max_bytes = 3 * file["bytes"]
+        batch = await ended(api, await create(api, file["id"]), "failed")
+    (fault,) = batch["errors"]["data"]
+    assert fault["code"] == "no_room"
+    assert "would be stored" in fault["message"]
+
+
 @pytest.mark.parametrize("given", ["\0", "\udcff", "a" * 10_000], ids=["nul", "half", "long"])
 async def test_what_no_id_can_be_is_not_there(database: Database, given: str) -> None:
     with pytest.raises(ItemNotFound):
