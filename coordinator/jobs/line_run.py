@@ -109,7 +109,10 @@ async def _call(
         raise PermissionDenied("the tenant of this batch does not exist any more")
     trace.caller = caller
     begin_call(trace, batch.document.endpoint, context)
-    values = JsonReader().read(await read(), "the request")
+    trace.body = held = context.bodies.body(trace.payer)  # until its call is planned, as of others
+    text = await read()
+    await held.take(len(text))
+    values = await JsonReader().read_long(text, "the request", held)
     if not isinstance(values, dict):
         raise InvalidRequest("the request must be a JSON object")
     headers = {CLASS_HEADER: lowest_class(caller, context.classes)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,34 @@ from coordinator.jobs.line_run import run_line
 from coordinator.jobs.storage.batches import Batch, BatchDocument, Line
 from tests.unit.coordinator.api.harness import served
 from tests.unit.coordinator.jobs.played import cluster
+
+_DOCUMENT = BatchDocument(endpoint="/v1/chat/completions")
+BATCH = Batch("batch_1", "", "batch", "in_progress", 0, 2**40, _DOCUMENT)
+LINE = Line(1, "line-1", b"", b"")
+
+
+async def test_a_line_is_memory_of_bodies_until_it_has_ended() -> None:
+    """Of a cluster's lines that begin at a time, each may have 16 MiB."""
+    held: list[int] = []
+
+    class Plan:
+        async def run(self, context: ApiContext, trace: RequestTrace) -> WholeAnswer:
+            held.append(context.bodies.num_bytes)
+            trace.release_body()
+            held.append(context.bodies.num_bytes)
+            return WholeAnswer(b"{}", {})
+
+    async def planned(ask: Ask) -> Any:
+        return Plan()
+
+    async def body() -> bytes:
+        return json.dumps({"prompt": "x" * 10_000}).encode()
+
+    async with served(cluster()) as api:
+        given = (BATCH, LINE, body, SimpleNamespace(plan=planned), api.server_context)
+        assert (await run_line(*given, lambda: None)).is_good  # type: ignore[arg-type]
+    assert held[0] >= 10_000
+    assert held[1] == 0
 
 
 async def test_a_line_whose_first_tiers_answer_in_vain_is_tried_ever_more_rarely() -> None:
@@ -39,11 +68,8 @@ async def test_a_line_whose_first_tiers_answer_in_vain_is_tried_ever_more_rarely
     async def body() -> bytes:
         return b"{}"
 
-    document = BatchDocument(endpoint="/v1/chat/completions")
-    batch = Batch("batch_1", "", "batch", "in_progress", 0, 2**40, document)
-    one = Line(1, "line-1", b"", b"")
     async with served(cluster()) as api:
-        given = (batch, one, body, SimpleNamespace(plan=planned), api.server_context)
+        given = (BATCH, LINE, body, SimpleNamespace(plan=planned), api.server_context)
         answer = await run_line(*given, lambda: None, pause)  # type: ignore[arg-type]
         assert answer.is_good
         assert pauses == [7.0, 7.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, *[300.0] * 4]
