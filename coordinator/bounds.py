@@ -25,6 +25,7 @@ from coordinator.api.read.body_budget import WAIT_S
 from coordinator.api.read.fields import MAX_ALLOWED_IDS, MAX_BAD_WORDS
 from coordinator.api.read.idempotency import KNOWN_S, MAX_KEY_CHARS, MAX_KEYS
 from coordinator.api.read.json_text import MAX_CONTAINERS, MAX_ITEMS, MAX_MEMBERS, MAX_NESTING
+from coordinator.api.scoring.pairs import MAX_PAIR_CHARS
 from coordinator.api.server.connection import MAX_HEAD_BYTES
 from coordinator.api.server.outbox import PIECE_BYTES, SHORT_BYTES
 from coordinator.api.server.places import TENANT_SHARE, UNKNOWN_SHARE
@@ -87,7 +88,8 @@ BOUNDS = (
         "Bytes of a body",
         _mib(_API.max_body_bytes),
         f"{_mib(_API.max_buffered_bytes // 2)} until the calls are planned, with the objects that "
-        "the bodies become; ids of embeddings and scores until these end",
+        "the bodies become; ids of embeddings and scores until these end; of files what is not "
+        "written",
         _mib(_API.max_buffered_bytes),
         f"413 before it is read; slow senders are ended, the others wait {WAIT_S:g} s, then 503",
     ),
@@ -119,8 +121,8 @@ BOUNDS = (
     Bound(
         "Files and batches",
         f"{_mib(MAX_FILE_BYTES)} and {MAX_LINES} lines a file",
-        f"{MAX_JOB_BYTES // 2**31} GiB, {MAX_TENANT_ENTRIES} of them; equal shares of the lines "
-        f"that run",
+        f"{MAX_JOB_BYTES // 2**31} GiB with what arrives, {MAX_TENANT_ENTRIES} of them; equal "
+        "shares of the lines that run",
         f"{MAX_JOB_BYTES // 2**30} GiB, in memory {_mib(MAX_MEMORY_JOB_BYTES)}; {PER_NODE} lines a "
         "node that have not begun, half of what can be in flight",
         "400; lines wait",
@@ -143,7 +145,7 @@ BOUNDS = (
     Bound(
         "Tokenising",
         f"what fits into the context: beyond {PROBED_CHARS} characters a token, a text's beginning "
-        f"decides",
+        f"decides; pairs to score {MAX_PAIR_CHARS} characters together",
         f"tenants take turns, of one text or {LONG_TEXT_CHARS} characters of short ones",
         f"{NUM_THREADS} threads for what is longer than {LONG_TEXT_CHARS} characters",
         f"400; 429 after {TURN_WAIT_S:g} s, 504 at the request's time-out",
