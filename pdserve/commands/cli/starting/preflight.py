@@ -51,7 +51,7 @@ def check_cluster(config: ClusterConfig, machine: Machine, say: Say) -> None:
         try:
             needed[name] = _check_model(alone, machine.num_gpus, say)
         except PdserveError as error:
-            raise ConfigError(f"{config.models}: models.{name}: {error}") from error
+            raise type(error)(f"{config.models}: models.{name}: {error}") from error
     _check_places(config.models, file.shared, needed, place_memory(config, cluster_nodes(config)))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pdserve.commands.cli.starting import preflight
 from pdserve.commands.cli.starting.preflight import check_cluster
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.plan import Machine
@@ -20,6 +21,7 @@ from pdserve.node.start.sizing import check_memory
 from pdserve.settings.config import EngineConfig
 from pdserve.settings.file import load_config
 from pdserve.shared.errors import ConfigError, KvBudgetTooSmall, ModelError, TokenizerError
+from pdserve.shared.process.may_pass import NotNow
 
 GIB = 1 << 30
 
@@ -64,6 +66,18 @@ def test_what_would_start_passes():
 def test_what_would_not_start_is_refused(sections, error, said):
     with pytest.raises(error, match=said):
         check(**sections)
+
+
+def test_a_hub_that_is_not_reached_may_be_later_for_one_of_several_models_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreached(*given: object) -> int:
+        raise NotNow("the hub cannot be reached")
+
+    monkeypatch.setattr(preflight, "_check_model", unreached)
+    (tmp_path / "models.toml").write_text("[models.one]\nsource = 'org/one'\n")
+    with pytest.raises(NotNow, match=r"models\.toml: models\.one: the hub cannot be reached"):
+        check(models=str(tmp_path / "models.toml"))
 
 
 def test_a_shared_node_holds_the_largest_models_that_it_may_be_asked_for(tmp_path: Path) -> None:
