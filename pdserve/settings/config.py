@@ -143,7 +143,7 @@ class EngineConfig(ConfigStruct, frozen=True):
     ] = "same"
     kv_dtype: Annotated[
         Literal["auto", "int8", "fp8"],
-        Meta(description="how KV is stored; int8, fp8: in half the bytes (CPU only)"),
+        Meta(description="how KV is stored; int8, fp8: in half the bytes"),
     ] = "auto"
     wire_dtype: Annotated[
         Literal["auto", "int8", "fp8"],

@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 
 from pdserve.engine.cuda.attention.catalog import KINDS, AttentionNeeds
 from pdserve.engine.cuda.attention.triton_attention import TritonAttention
-from tests.kernels.cases import DTYPES, Shape, alone, make_case, requests, shapes
+from tests.kernels.cases import CODES, DTYPES, Shape, alone, make_case, requests, shapes
 from tests.matrix import examples
 from tests.unit.engine_cuda import checks, recurrent_checks
 
@@ -75,6 +75,17 @@ def test_sinks(window: int | None, dtype: torch.dtype) -> None:
     shape = Shape(8, 8, 64, dtype=dtype, has_sinks=True)
     case = make_case(shape, [(1, 3000), (70, 60), (5, 0)])
     checks.check_attention(TritonAttention(), checks.on(case, CUDA), window)
+
+
+@pytest.mark.parametrize("codes", CODES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(2, 2, 64, 16), (1, 3, 80, 5), (8, 4, 128, 16)])
+def test_kv_in_codes(sizes, dtype: torch.dtype, codes: torch.dtype) -> None:
+    shape = Shape(*sizes, dtype=dtype, codes=codes)
+    checks.check_coded_writes(shape, CUDA)
+    case = checks.on(make_case(shape, [(1, 3000), (70, 60), (5, 0)]), CUDA)
+    for window in (None, 50):
+        checks.check_attention(TritonAttention(), case, window)
 
 
 @pytest.mark.parametrize("kind", LIBRARIES, ids=lambda kind: kind.name)

@@ -28,6 +28,7 @@ def cuda_decoder(
     worst_step: LargestStep = ANY_STEP,
     ranks: Collectives = ALONE,
     tap_layers: tuple[int, ...] = (),
+    kv_codes: bool = False,
 ) -> Decoder:
     """Return a decoder for weights on a GPU: with our kernels, or plain torch without Triton.
 
@@ -40,13 +41,15 @@ def cuda_decoder(
             tokens at a time as it has requests.
         ranks: this rank and the others.
         tap_layers: as CudaDecoder.
+        kv_codes: whether the pool will have codes.
 
     Raises:
         ConfigError: the named backend cannot be used.
         NodeSick: another rank has ended.
     """
     device = weights.embedding.device
-    needs = AttentionNeeds.of(config, ranks.shard, weights.embedding.dtype)
+    dtype = weights.embedding.dtype
+    needs = AttentionNeeds.of(config, ranks.shard, dtype, kv_codes=kv_codes)
     named = choose_kind(attention, needs) if attention else None
     lacking = triton_missing()
     if lacking is not None:

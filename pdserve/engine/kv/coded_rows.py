@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-_SCALE_BYTES: Final = torch.float32.itemsize
+SCALE_BYTES: Final = torch.float32.itemsize
 _LEAST_SCALE: Final = torch.finfo(torch.float32).tiny  # of smaller ones too few bits are left
 _LEAST_ROUNDED: Final = 2.0**-100  # of rounded rows: no product with a code is denormal
 
@@ -28,6 +28,17 @@ def is_coded(dtype: torch.dtype) -> bool:
     return dtype in _CODES
 
 
+def as_scales(pool: Tensor) -> Tensor:
+    """Return a pool of codes as float32, of which every last number of a row is its scale.
+
+    Raises:
+        ValueError: rows are no whole numbers of float32.
+    """
+    if pool.shape[-1] % SCALE_BYTES or not pool.is_contiguous():
+        raise ValueError(f"rows of {pool.shape[-1]} bytes, or not contiguous: scales need 4")
+    return pool.view(torch.float32)
+
+
 def encoded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     """Return rows of codes, [..., head_dim + bytes of a scale], of numbers [..., head_dim].
 
@@ -39,7 +50,7 @@ def encoded(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     scales = torch.where(scales < _LEAST_SCALE, 0.0, scales)
     scales = torch.where(numbers.isfinite().all(-1, keepdim=True), scales, torch.nan)
     codes = rounded(torch.where(scales > 0, numbers / scales, 0.0))
-    as_bytes = scales.flatten().view(dtype).reshape(*codes.shape[:-1], _SCALE_BYTES)
+    as_bytes = scales.flatten().view(dtype).reshape(*codes.shape[:-1], SCALE_BYTES)
     return torch.cat([codes, as_bytes], dim=-1)
 
 
@@ -67,7 +78,7 @@ def decoded(rows: Tensor) -> Tensor:
     """Return the numbers, float32 [..., head_dim], of rows; those of other pools as float32."""
     if not is_coded(rows.dtype):
         return rows.float()
-    codes, scales = rows[..., :-_SCALE_BYTES], rows[..., -_SCALE_BYTES:]
+    codes, scales = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:]
     if rows.dtype is torch.uint8:
         codes = codes.view(torch.float8_e4m3fn)
     return codes.float() * scales.contiguous().view(torch.float32)

@@ -52,6 +52,7 @@ def load_decoder(
     has_graphs: bool = True,
     worst_step: LargestStep = ANY_STEP,
     tap_layers: tuple[int, ...] = (),
+    kv_codes: bool = False,
 ) -> Decoder:
     """Load a model onto a device: native on a CPU, Triton on a GPU.
 
@@ -67,6 +68,7 @@ def load_decoder(
         has_graphs: whether steps are replayed as CUDA graphs. On a GPU only.
         worst_step: the largest step; there are graphs for as much.
         tap_layers: of the taps that steps may have. On a GPU only: elsewhere they may have any.
+        kv_codes: whether the pool will have codes. On a GPU only.
 
     Raises:
         MissingTensor: the checkpoint lacks a tensor.
@@ -86,6 +88,7 @@ def load_decoder(
             has_graphs=has_graphs,
             worst_step=worst_step,
             tap_layers=tap_layers,
+            kv_codes=kv_codes,
         )
     tell = on_progress or (lambda _: None)
     packed = load_native_weights(checkpoint, plan, torch_dtype(dtype), cache, tell)

@@ -36,6 +36,7 @@ def make_decoder(
     has_graphs: bool,
     worst_step: LargestStep,
     tap_layers: tuple[int, ...] = (),
+    kv_codes: bool = False,
 ) -> Decoder:
     """Return the decoder of one rank, on the device of its weights.
 
@@ -47,6 +48,7 @@ def make_decoder(
         has_graphs: as load_decoder.
         worst_step: as load_decoder; the same on all ranks.
         tap_layers: as load_decoder; of one stage, rank 0's only, which has whole rows.
+        kv_codes: as load_decoder.
     """
     if weights.embedding.device.type == "cpu":
         return TorchDecoder(config, weights, ReferenceAttention(), ranks)
@@ -60,6 +62,7 @@ def make_decoder(
         worst_step=worst_step,
         ranks=ranks,
         tap_layers=tap_layers,
+        kv_codes=kv_codes,
     )
 
 

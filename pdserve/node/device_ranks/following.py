@@ -106,6 +106,7 @@ def _load(order: DeviceRankOrder, steps: StepMemory, device: torch.device) -> De
         has_graphs=order.has_graphs,
         worst_step=order.worst_step,
         tap_layers=order.tap_layers,
+        kv_codes=order.layout.dtype.is_coded,
     )
 
 

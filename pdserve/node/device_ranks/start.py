@@ -130,6 +130,7 @@ class DeviceRanks:
             has_graphs=model.has_graphs,
             worst_step=model.worst_step,
             tap_layers=model.tap_layers,
+            kv_codes=model.layout.dtype.is_coded,
         )
         has_stages = not shard.is_last_stage
         return LeadingDecoder(

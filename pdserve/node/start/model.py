@@ -380,6 +380,7 @@ def _load_alone(
         has_graphs=model.has_graphs,
         worst_step=model.worst_step,
         tap_layers=model.tap_layers,
+        kv_codes=model.layout.dtype.is_coded,
     )
 
 

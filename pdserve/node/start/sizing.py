@@ -57,7 +57,7 @@ def sizes_of(engine: EngineConfig, model: ModelConfig, device: DeviceType) -> Si
     form = form_of(engine.quantization, activations)
     if form.is_quantised and device != "cpu":
         _check_quantised(form, activations, model, device)
-    dtype = _kv_dtype(engine, activations, device)
+    dtype = _kv_dtype(engine, model, activations, device)
     row_bytes = max(plane.row_bytes for plane in model.kv_layout(1, dtype).planes)
     block_size = engine.block_size or auto_block_size(row_bytes, device, max_model_len)
     rounded_to = _rounded_to(engine, model, device)
@@ -93,14 +93,22 @@ def _activations(engine: EngineConfig, model: ModelConfig, device: DeviceType) -
     return ActivationDtype(engine.dtype)
 
 
-def _kv_dtype(engine: EngineConfig, activations: ActivationDtype, device: DeviceType) -> KvDtype:
-    """Raises ConfigError: this device does not read KV that is stored so."""
+def _kv_dtype(
+    engine: EngineConfig, model: ModelConfig, activations: ActivationDtype, device: DeviceType
+) -> KvDtype:
+    """Raises ConfigError: this device does not read KV of this model that is stored so."""
     if engine.kv_dtype == "auto":
         return KvDtype(activations)
-    if device != "cpu":
+    unread = {
+        "of latent attention": model.latent is not None,
+        "of a model with states": model.recurrent is not None,
+        f"of heads of {model.head_dim} numbers": model.head_dim % 4 > 0,
+    }
+    if device != "cpu" and any(unread.values()):
+        what = next(what for what, is_so in unread.items() if is_so)
         raise ConfigError(
-            f"kv_dtype {engine.kv_dtype} is for CPUs, and this node computes on {device}: leave "
-            "it out, or ask for device cpu"
+            f"kv_dtype {engine.kv_dtype} {what} is for CPUs, and this node computes on {device}: "
+            "leave it out, or ask for device cpu"
         )
     return KvDtype(engine.kv_dtype)
 

@@ -13,6 +13,7 @@ from pdserve.engine.attention import AttentionBackend, AttentionBatch, LayerKv
 from pdserve.engine.attention.reference import ReferenceAttention
 from pdserve.engine.cuda.layers import experts, rows
 from pdserve.engine.experts import Experts
+from pdserve.engine.kv.coded_rows import decoded
 from pdserve.engine.layers import GATED, Linear, gated_clamped, rms_norm
 from pdserve.engine.models.arithmetic import Activation
 from pdserve.engine.models.expert_config import ExpertConfig, ExpertNames
@@ -184,3 +185,28 @@ def check_rotate_and_write(shape: Shape, has_norm: bool, device: torch.device) -
     # Values are only moved, and nobody else's slots are touched: to the bit.
     found[:, 1, 0] = expected[:, 1, 0] = 0
     torch.testing.assert_close(found, expected, atol=0, rtol=0, equal_nan=True)
+
+
+def check_coded_writes(shape: Shape, device: torch.device) -> None:
+    """Rows of codes, as plain torch makes them of the same numbers: values to the bit."""
+    case = on(make_case(shape, [(4, 30), (1, 3)]), device)
+    num_qk, head_dim = shape.num_heads + shape.num_kv_heads, shape.head_dim
+    torch.manual_seed(3)
+    heads = torch.randn(5, num_qk + shape.num_kv_heads, head_dim, device=device)
+    heads[1] *= 1e4
+    heads[2, -1] = 0
+    heads[3, -1, 1] = torch.inf
+    heads[4, -1, -1] = torch.nan
+    heads = heads.to(shape.dtype)
+    angles = torch.rand(5, 1, head_dim // 2, device=device) * 6
+    turned = rotate(heads[:, :num_qk].float(), angles.cos(), angles.sin())
+    expected, found = case.kv_pool.clone(), case.kv_pool.clone()
+    ReferenceAttention().write_kv(
+        expected, 1, turned[:, shape.num_heads :], heads[:, num_qk:].float(), case.batch
+    )
+    rotation = rows.Rotation(angles.cos(), angles.sin(), None, 1e-6)
+    rows.rotate_and_write(heads.flatten(1), rotation, case.batch.slot_mapping, found, 1)
+    assert torch.equal(found[:, :, 1], expected[:, :, 1])
+    step = 0.07 if found.dtype is torch.uint8 else 0.01  # of codes that are rounded otherwise
+    near = {"atol": 1e-2, "rtol": step}
+    torch.testing.assert_close(decoded(found), decoded(expected), **near, equal_nan=True)

@@ -139,6 +139,18 @@ def attention_batch() -> AttentionBatch:
     return AttentionBatch(ints(NUM_ROWS + 1), ints(NUM_ROWS), tables, longs(NUM_ROWS))
 
 
+def launch_coded_kv(model: Model) -> None:
+    """What writes and reads pools of codes."""
+    num_qk, dim = model.num_heads + model.num_kv_heads, model.head_dim
+    qkv = shaped(NUM_ROWS, (num_qk + model.num_kv_heads) * dim, dtype=model.dtype)
+    angles = floats(NUM_ROWS, 1, dim // 2)
+    for codes in (torch.int8, torch.uint8):
+        pool = shaped(4096, 32, 2, model.num_kv_heads, BLOCK_SIZE, dim + 4, dtype=codes)
+        rotation = rows.Rotation(angles, angles, None, 1e-5)
+        query = rows.rotate_and_write(qkv, rotation, longs(NUM_ROWS), pool, 1)
+        TritonAttention().attend(query, LayerKv(pool, 1, dim**-0.5), attention_batch())
+
+
 def launch_latent(model: Model) -> None:
     """Attention of a layer, and what writes its rows."""
     shape = model.latent
@@ -242,6 +254,7 @@ CODED = (  # GGUF's Q4_K and Q6_K, and GPTQ
 _LLAMA = (
     partial(launch_sampling, LLAMA_8B),
     partial(launch_quantised, LLAMA_8B),
+    partial(launch_coded_kv, LLAMA_8B),
     partial(launch_layer, LLAMA_8B),
     partial(launch_adapters, LLAMA_8B),
 )

@@ -56,9 +56,12 @@ def tensors_of(part: object) -> Iterator[Tensor]:
             yield from tensors_of(getattr(part, field.name))
 
 
-def make_node(model: Decoder, num_blocks: int = 40, block_size: int = 8) -> Node:
+def make_node(
+    model: Decoder, num_blocks: int = 40, block_size: int = 8, kv_dtype: KvDtype | None = None
+) -> Node:
     """A pool full of NaN: what a block held before must never matter."""
     dtype = KvDtype.FLOAT32 if model.dtype == torch.float32 else KvDtype.BFLOAT16
-    cache = KvCache(model.config.kv_layout(block_size, dtype), num_blocks, model.device)
-    cache.pool.fill_(float("nan"))
+    layout = model.config.kv_layout(block_size, kv_dtype or dtype)
+    cache = KvCache(layout, num_blocks, model.device)
+    cache.pool.view(torch.uint8).fill_(255)
     return Node(model, cache, ModelRunner(model, cache), list(range(num_blocks)))

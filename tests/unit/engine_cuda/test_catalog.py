@@ -52,6 +52,7 @@ def test_the_best_that_works_is_chosen(machine, capability, modules, chosen) -> 
         (AttentionNeeds(torch.float32, 128), "bfloat16"),
         (AttentionNeeds(torch.bfloat16, 80), "heads of"),
         (AttentionNeeds(torch.bfloat16, 64, has_sinks=True), "sinks"),
+        (AttentionNeeds(torch.bfloat16, 64, kv_codes=True), "reads no KV in codes"),
         (AttentionNeeds(torch.bfloat16, 576, value_dim=512), "latent attention"),
     ],
 )

@@ -37,9 +37,12 @@ class AttentionNeeds:
     cap: float | None = None  # of scores; None: there is none
     has_sinks: bool = False
     value_dim: int | None = None  # as LayerKv has it
+    kv_codes: bool = False  # the pool has them
 
     @classmethod
-    def of(cls, config: ModelConfig, shard: Shard, dtype: torch.dtype) -> AttentionNeeds:
+    def of(
+        cls, config: ModelConfig, shard: Shard, dtype: torch.dtype, *, kv_codes: bool = False
+    ) -> AttentionNeeds:
         """What one rank of a model with activations of `dtype` requires."""
         own, layers = shard.of(config), shard.layers(config)
         return cls(
@@ -51,6 +54,7 @@ class AttentionNeeds:
             own.arithmetic.attention_cap,
             own.has_sinks,
             None if own.latent is None else own.latent.rank,
+            kv_codes,
         )
 
 
@@ -104,6 +108,8 @@ def _module_missing(module: str, remedy: str, capability: tuple[int, int]) -> st
 def _half_precision_only(needs: AttentionNeeds) -> str | None:
     if needs.dtype not in (torch.bfloat16, torch.float16):
         return f"computes in bfloat16 or float16, the model is {needs.dtype}"
+    if needs.kv_codes:
+        return "reads no KV in codes with scales of rows, as kv_dtype has it"
     if needs.value_dim is not None:
         return "is not asked for latent attention, which the model has"
     if needs.has_sinks:

@@ -27,6 +27,7 @@ from pdserve.engine.cuda.attention.triton_kernels import (
     attend_single_rows,
     merge_splits,
 )
+from pdserve.engine.kv.coded_rows import SCALE_BYTES, as_scales, is_coded
 
 # Triton loads block ids two tiles of keys ahead of the keys, and these two ahead of their use. With
 # fewer stages a tile is waited for, and used, before the next is asked for.
@@ -109,11 +110,13 @@ class _Call:
 
     def __post_init__(self) -> None:
         query, pool, batch, out = self.query, self.kv.pool, self.batch, self.out
-        if query.dtype != pool.dtype or query.dtype not in _DTYPES:
+        if query.dtype not in _DTYPES or (query.dtype != pool.dtype and not self.has_codes):
             raise TypeError(f"query is {query.dtype}, the pool {pool.dtype}: both one of {_DTYPES}")
+        if self.has_codes and self.kv.value_dim is not None:
+            raise TypeError("rows of latent attention are not read as codes")
         if query.ndim != 3 or pool.ndim != 6 or pool.shape[2] != 1 + (self.kv.value_dim is None):
             raise ValueError(f"shapes {list(query.shape)} and {list(pool.shape)} are no attention")
-        if query.shape[1] % pool.shape[3] or query.shape[2] != pool.shape[5]:
+        if query.shape[1] % pool.shape[3] or query.shape[2] != self.head_dim:
             raise ValueError(f"heads {list(query.shape[1:])} do not fit {list(pool.shape[3:])}")
         if not pool.is_contiguous() or query.stride(2) != 1:
             raise ValueError("the pool, and the query's last dimension, must be contiguous")
@@ -137,6 +140,16 @@ class _Call:
                 raise ValueError("query_start, context_lens and block_tables must be contiguous")
 
     @property
+    def has_codes(self) -> bool:
+        """Whether the pool has them."""
+        return is_coded(self.kv.pool.dtype)
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a key."""
+        return self.kv.pool.shape[5] - SCALE_BYTES * self.has_codes
+
+    @property
     def num_requests(self) -> int:
         return len(self.batch.context_lens)
 
@@ -156,10 +169,19 @@ class _Call:
 
     @property
     def num_keys(self) -> int:
-        """Number of keys per tile: what fits into the registers and shared memory of an A100."""
+        """Number of keys per tile: what fits into the registers and shared memory of an A100.
+
+        Of codes half as many: what they are made of is in registers, too.
+        """
         rest = self.query.shape[2] - self.value_dim
         wide = (padded(self.value_dim) + (padded(rest) if rest else 0)) * self.query.element_size()
-        return 64 if wide <= 256 else 32 if wide <= 512 else 16
+        fitting = 64 if wide <= 256 else 32 if wide <= 512 else 16
+        return max(16, fitting // 2) if self.has_codes else fitting
+
+    @property
+    def num_stages(self) -> int:
+        """Tiles of keys that are under way, likewise."""
+        return _STAGES - self.has_codes
 
     @property
     def num_lanes(self) -> int:
@@ -181,10 +203,13 @@ class _Call:
 
     def arguments(self) -> dict[str, Any]:
         """Return the common arguments of the two kernels that read the pool, by name."""
-        num_kv_heads, block_size, head_dim = self.kv.pool.shape[3:]
+        num_kv_heads, block_size, row_dim = self.kv.pool.shape[3:]
+        head_dim, layer = self.head_dim, self.kv.layer
+        scales = as_scales(self.kv.pool) if self.has_codes else self.kv.pool
         return {
             "query": self.query,
-            "kv_layer": self.kv.pool[:, self.kv.layer],
+            "kv_layer": self.kv.pool[:, layer],
+            "kv_scales": scales[:, layer],
             "query_start": self.batch.query_start,
             "context_lens": self.batch.context_lens,
             "block_tables": self.batch.block_tables,
@@ -199,6 +224,7 @@ class _Call:
             "NUM_KV_HEADS": num_kv_heads,
             "GROUP": self.group_size,
             "HEAD_DIM": head_dim,
+            "ROW_DIM": row_dim,
             "VALUE_DIM": self.value_dim,
             "BLOCK_SIZE": block_size,
             "BLOCK_N": self.num_keys,
@@ -230,7 +256,7 @@ def _launch_chunks(call: _Call) -> None:
         BLOCK_Q=block_q,
         enable_fp_fusion=True,
         num_warps=8,
-        num_stages=_STAGES,
+        num_stages=call.num_stages,
         **call.sinks,
         **call.arguments(),
     )
@@ -258,7 +284,7 @@ def _launch_single_rows(call: _Call) -> None:
         MIN_SPLIT_KEYS=MIN_SPLIT_KEYS,
         enable_fp_fusion=True,
         num_warps=4,
-        num_stages=_STAGES,
+        num_stages=call.num_stages,
         **call.arguments(),
     )
     merge_splits[(call.num_requests, num_heads)](

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pdserve.engine.cuda.attention.code_kernels import numbers_of_codes
+
 # Triton would otherwise recompile a kernel when one of these is 1, or the first multiple of 16.
 _OFTEN_OTHERS = ("num_requests", "table_stride", "window", "used_splits")
 
@@ -24,6 +26,8 @@ def _attend_keys(
     total,
     keys,  # pointer to this head's keys in block 0; values likewise
     values,
+    key_scales,  # the same memory as float32: a row of codes ends with its scale
+    value_scales,
     block_table,  # pointer to the request's block ids
     first_key,  # a multiple of BLOCK_N
     end_key,
@@ -33,6 +37,7 @@ def _attend_keys(
     window,
     HAS_CAP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROW_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -43,7 +48,11 @@ def _attend_keys(
     """Online softmax over the keys [first_key, end_key): weighted values, peak, sum of weights.
 
     With VALUE_DIM < HEAD_DIM the first numbers of a key are its value, and are read once for both.
+    With ROW_DIM > HEAD_DIM the pool has codes: a key's scale is on its scores, a value's on its
+    weight.
     """
+    HAS_CODES: tl.constexpr = ROW_DIM > HEAD_DIM
+    IS_FP8: tl.constexpr = keys.dtype.element_ty == tl.uint8
     dims = tl.arange(0, BLOCK_D)
     rest = VALUE_DIM + tl.arange(0, BLOCK_REST)
     is_query = is_lane[:, None] & (dims < VALUE_DIM)[None, :]
@@ -56,17 +65,22 @@ def _attend_keys(
         at = first + tl.arange(0, BLOCK_N)
         is_key = at < end_key
         block_ids = tl.load(block_table + at // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        rows = block_ids * block_stride + (at % BLOCK_SIZE) * HEAD_DIM
+        rows = block_ids * block_stride + (at % BLOCK_SIZE) * ROW_DIM
         offsets = rows[:, None] + dims[None, :]
         # Keys outside the range are never read: that memory may hold anything, including NaN.
         is_there = is_key[:, None] & (dims < VALUE_DIM)[None, :]
-        key = tl.load(keys + offsets, mask=is_there, other=0.0)  # [BLOCK_N, BLOCK_D]
+        key = tl.load(keys + offsets, mask=is_there, other=0)  # [BLOCK_N, BLOCK_D]
+        if HAS_CODES:
+            key = numbers_of_codes(key, IS_FP8).to(query.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if VALUE_DIM < HEAD_DIM:
             is_more = is_key[:, None] & (rest < HEAD_DIM)[None, :]
             more = tl.load(keys + rows[:, None] + rest[None, :], mask=is_more, other=0.0)
             scores = tl.dot(query_rest, tl.trans(more), scores, input_precision="ieee")
         scores *= scale_log2
+        if HAS_CODES:
+            of_keys = tl.load(key_scales + (rows + HEAD_DIM) // 4, mask=is_key, other=0.0)
+            scores *= of_keys[None, :]
         if HAS_CAP:  # cap * tanh(score / cap); far beyond the cap, exp2 would be infinite
             ratio = scores / cap_log2 * 2.8853900817779268
             ratio = tl.minimum(ratio, 126.0, propagate_nan=tl.PropagateNan.ALL)
@@ -81,8 +95,16 @@ def _attend_keys(
         decay = tl.exp2(peak - base)
         value = key
         if VALUE_DIM == HEAD_DIM:
-            value = tl.load(values + offsets, mask=is_there, other=0.0)
+            value = tl.load(values + offsets, mask=is_there, other=0)
         total = total * decay + tl.sum(weights, axis=1)
+        if HAS_CODES:
+            numbers = numbers_of_codes(value, IS_FP8)
+            of_values = tl.load(value_scales + (rows + HEAD_DIM) // 4, mask=is_key, other=0.0)
+            if query.dtype == tl.float16:  # such small weights have too few bits in it
+                value = (numbers * of_values[:, None]).to(query.dtype)
+            else:
+                value = numbers.to(query.dtype)
+                weights *= of_values[None, :]
         out = out * decay[:, None]
         out = tl.dot(weights.to(value.dtype), value, out, input_precision="ieee")
         peak = new_peak
@@ -111,6 +133,7 @@ def _request_of_tile(query_start, tile, num_requests, BLOCK_Q: tl.constexpr):
 def attend_chunks(
     query,  # [num_tokens, num_heads, head_dim], strides in elements
     kv_layer,  # pointer to block 0's keys of this layer
+    kv_scales,  # the same memory as float32, if it has codes
     out,  # [num_tokens, num_heads, VALUE_DIM], contiguous
     query_start,
     context_lens,
@@ -130,6 +153,7 @@ def attend_chunks(
     GROUP: tl.constexpr,  # query heads of a KV head
     TILE_HEADS: tl.constexpr,  # as many of them as one program has: a power of two
     HEAD_DIM: tl.constexpr,
+    ROW_DIM: tl.constexpr,  # elements of a row of the pool
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_Q: tl.constexpr,  # tokens of a tile
@@ -170,8 +194,10 @@ def attend_chunks(
     first_position = before + first_row
     first_key = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
     end_key = tl.minimum(first_position + BLOCK_Q, context_len)
-    keys = kv_layer + kv_head * BLOCK_SIZE * HEAD_DIM
-    values = keys + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    keys = kv_layer + kv_head * BLOCK_SIZE * ROW_DIM
+    values = keys + NUM_KV_HEADS * BLOCK_SIZE * ROW_DIM
+    key_scales = kv_scales + kv_head * BLOCK_SIZE * ROW_DIM // 4
+    value_scales = key_scales + NUM_KV_HEADS * BLOCK_SIZE * ROW_DIM // 4
     weighted, _, total = _attend_keys(
         query + tokens * token_stride + heads * head_stride,
         is_lane,
@@ -180,6 +206,8 @@ def attend_chunks(
         total,
         keys,
         values,
+        key_scales,
+        value_scales,
         block_tables + request.to(tl.int64) * table_stride,
         first_key,
         end_key,
@@ -189,6 +217,7 @@ def attend_chunks(
         window,
         HAS_CAP,
         HEAD_DIM,
+        ROW_DIM,
         VALUE_DIM,
         BLOCK_SIZE,
         BLOCK_M,
@@ -221,6 +250,7 @@ def _split_keys(
 def attend_single_rows(
     query,  # [num_tokens, num_heads, head_dim], strides in elements
     kv_layer,
+    kv_scales,
     partial_out,  # [num_requests, num_heads, NUM_SPLITS, VALUE_DIM] float32
     partial_sums,  # [num_requests, num_heads, NUM_SPLITS, 2] float32: peak, sum of weights
     query_start,
@@ -238,6 +268,7 @@ def attend_single_rows(
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROW_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,  # heads of a KV head that one program has
@@ -265,8 +296,10 @@ def attend_single_rows(
         return
     of_group = tile % HEAD_TILES * BLOCK_M + tl.arange(0, BLOCK_M)
     heads, is_lane = kv_head * GROUP + of_group, of_group < GROUP
-    keys = kv_layer + kv_head * BLOCK_SIZE * HEAD_DIM
-    values = keys + NUM_KV_HEADS * BLOCK_SIZE * HEAD_DIM
+    keys = kv_layer + kv_head * BLOCK_SIZE * ROW_DIM
+    values = keys + NUM_KV_HEADS * BLOCK_SIZE * ROW_DIM
+    key_scales = kv_scales + kv_head * BLOCK_SIZE * ROW_DIM // 4
+    value_scales = key_scales + NUM_KV_HEADS * BLOCK_SIZE * ROW_DIM // 4
     weighted, peak, total = _attend_keys(
         query + start.to(tl.int64) * token_stride + heads * head_stride,
         is_lane,
@@ -275,6 +308,8 @@ def attend_single_rows(
         tl.zeros([BLOCK_M], tl.float32),
         keys,
         values,
+        key_scales,
+        value_scales,
         block_tables + request.to(tl.int64) * table_stride,
         first_key,
         tl.minimum(first_key + num_keys, context_len),
@@ -284,6 +319,7 @@ def attend_single_rows(
         window,
         HAS_CAP,
         HEAD_DIM,
+        ROW_DIM,
         VALUE_DIM,
         BLOCK_SIZE,
         BLOCK_M,

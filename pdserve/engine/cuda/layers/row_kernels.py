@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pdserve.engine.cuda.attention.code_kernels import codes_of, is_no_number, scale_of
+
 
 @triton.jit
 def add_rms_norm_rows(
@@ -67,11 +69,13 @@ def rotate_and_write_heads(
     slot_mapping,  # [num_tokens] int64
     query,  # [num_tokens, num_heads, head_dim]
     kv_layer,  # pointer to block 0's keys of this layer
+    kv_scales,  # the same memory as float32
     block_stride,
     eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROW_DIM: tl.constexpr,  # elements of a row of the pool: more than HEAD_DIM if it has codes
     BLOCK_SIZE: tl.constexpr,
     HAS_QK_NORM: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
@@ -109,11 +113,23 @@ def rotate_and_write_heads(
     if slot >= 0:
         is_kept = is_there & (heads >= NUM_HEADS)
         # Key heads, then value heads: the same order as in a block.
-        planes = (heads - NUM_HEADS) * BLOCK_SIZE * HEAD_DIM
-        offset = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * HEAD_DIM
-        destination = kv_layer + offset + planes + at
-        tl.store(destination, first.to(kv_layer.dtype.element_ty), mask=is_kept)
-        tl.store(destination + HALF, second.to(kv_layer.dtype.element_ty), mask=is_kept)
+        planes = (heads - NUM_HEADS) * BLOCK_SIZE * ROW_DIM
+        offset = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * ROW_DIM + planes
+        stored = kv_layer + offset + at
+        if ROW_DIM > HEAD_DIM:
+            IS_FP8: tl.constexpr = kv_layer.dtype.element_ty == tl.uint8
+            is_infinite = is_no_number(first) | is_no_number(second)
+            size = tl.maximum(tl.abs(first), tl.abs(second))
+            largest = tl.max(tl.where(is_there & ~is_infinite, size, 0.0), axis=1, keep_dims=True)
+            num_bad = tl.sum((is_there & is_infinite).to(tl.int32), axis=1, keep_dims=True)
+            scale = scale_of(largest, num_bad == 0, IS_FP8)
+            row = kv_scales + (offset + HEAD_DIM) // 4
+            tl.store(row, scale, mask=(heads >= NUM_HEADS) & (heads < NUM_HEADS + 2 * NUM_KV_HEADS))
+            tl.store(stored, codes_of(first, scale, IS_FP8), mask=is_kept)
+            tl.store(stored + HALF, codes_of(second, scale, IS_FP8), mask=is_kept)
+        else:
+            tl.store(stored, first.to(kv_layer.dtype.element_ty), mask=is_kept)
+            tl.store(stored + HALF, second.to(kv_layer.dtype.element_ty), mask=is_kept)
 
 
 @triton.jit(do_not_specialize=("num_tokens",))

@@ -19,6 +19,7 @@ from pdserve.engine.cuda.layers.row_kernels import (
     spread_table_rows,
     take_sampled_tokens,
 )
+from pdserve.engine.kv.coded_rows import SCALE_BYTES, as_scales, is_coded
 from pdserve.engine.models.arithmetic import Activation
 
 _GATED_BLOCK: Final = 1024
@@ -137,7 +138,8 @@ def rotate_and_write(
         rotation: for these tokens and this layer.
         slot_mapping: [num_tokens] int64, where to write each token's KV; nothing is written if
             negative. Slots are not checked, because they are on the GPU.
-        kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous.
+        kv_pool: [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], contiguous; of
+            codes, rows are as `kv/coded_rows.py` has them.
         layer: index into the pool's second dimension.
         out: where to put the queries; None: in new memory.
 
@@ -145,11 +147,14 @@ def rotate_and_write(
         The queries: [num_tokens, num_heads, head_dim], contiguous.
     """
     check_slots(kv_pool, layer, slot_mapping, len(qkv), num_planes=2)
-    num_kv_heads, block_size, head_dim = kv_pool.shape[3:]
+    num_kv_heads, block_size, row_dim = kv_pool.shape[3:]
+    head_dim, scales = row_dim, kv_pool
+    if is_coded(kv_pool.dtype):
+        head_dim, scales = row_dim - SCALE_BYTES, as_scales(kv_pool)
     num_heads, rest = divmod(qkv.shape[1] - 2 * num_kv_heads * head_dim, head_dim)
     if rest or num_heads < 1 or head_dim % 2:
         raise ValueError(f"rows of {qkv.shape[1]} are no heads of {head_dim} for this pool")
-    if qkv.dtype != kv_pool.dtype or not qkv.is_contiguous():
+    if (qkv.dtype != kv_pool.dtype and scales is kv_pool) or not qkv.is_contiguous():
         raise TypeError(f"qkv must be contiguous and {kv_pool.dtype}")
     for angles in (rotation.cos, rotation.sin):
         if angles.numel() != len(qkv) * (head_dim // 2) or angles.dtype != torch.float32:
@@ -173,11 +178,13 @@ def rotate_and_write(
             slot_mapping,
             out,
             kv_pool[:, layer],
+            scales[:, layer],
             kv_pool.stride(0),
             rotation.eps,
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
+            ROW_DIM=row_dim,
             BLOCK_SIZE=block_size,
             HAS_QK_NORM=norm is not None,
             BLOCK_HEADS=block_heads,

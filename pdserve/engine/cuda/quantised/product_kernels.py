@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from pdserve.engine.cuda.attention.code_kernels import e4m3_numbers
+
 _MAGIC: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2**23: leaves no room for fractions
 _MAGIC_BITS: tl.constexpr = tl.constexpr(0x4B400000)
 _LARGEST: tl.constexpr = tl.constexpr(32639)  # of 16 bits; 257 times 127
@@ -251,10 +253,8 @@ def products_of_floats(
             other=0.0,
         )
         at = (chunk * wide_out + columns[None, :]) * _CHUNK + inputs[:, None]
-        bits = tl.load(codes + at, mask=is_column[None, :], other=0).to(tl.int16)
-        # As bits of float16, they are 256 times too small.
-        halves = ((bits & 0x7F) << 7 | (bits & 0x80) << 8).to(tl.float16, bitcast=True)
-        weights = (halves.to(tl.float32) * 256.0).to(x.dtype.element_ty)
+        bits = tl.load(codes + at, mask=is_column[None, :], other=0)
+        weights = e4m3_numbers(bits).to(x.dtype.element_ty)
         total = tl.dot(some_x, weights, total, input_precision="ieee")
     return total
 

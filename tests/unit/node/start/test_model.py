@@ -96,10 +96,15 @@ def test_quantisation_on_a_gpu_takes_our_kernels_and_half_precision(
         planned(**on_gpu)
 
 
-def test_kv_in_codes_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kv_in_codes_on_a_gpu_is_of_plain_heads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     show_cards(monkeypatch, [1 << 30] * 2)
-    with pytest.raises(ConfigError, match=r"kv_dtype fp8 is for CPUs, .* cuda"):
-        planned(device="cuda:1", kv_memory="64MiB", kv_dtype="fp8")
+    on_gpu: dict[str, Any] = {"device": "cuda:1", "kv_memory": "64MiB", "kv_dtype": "fp8"}
+    assert "+kv-fp8" in planned(**on_gpu).revision
+    model = CheckpointConfig(model=str(make_checkpoint(tmp_path, "deepseek_v3")))
+    with pytest.raises(ConfigError, match=r"fp8 of latent attention is for CPUs, .* cuda"):
+        plan_model(NodeConfig(checkpoint=model, engine=EngineConfig(**on_gpu)))
 
 
 def test_what_states_lack_is_refused_by_name(
