@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -108,8 +108,6 @@ def small_model(dtype: torch.dtype = torch.float32, seed: int = 0, **fields: Any
     fill(weights.final_norm, 0.1, 1.0)
     if not config.ties_embeddings:
         fill(weights.lm_head.weight, config.hidden_size**-0.5)
-    else:
-        weights = replace(weights, lm_head=weights.embedding)
     return SmallModel(config, weights)
 
 
