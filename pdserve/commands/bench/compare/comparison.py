@@ -25,18 +25,16 @@ import numpy as np
 
 from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.config import COLOCATED, ComparePlan
-from pdserve.commands.bench.compare.goodput import Draws, bounded
+from pdserve.commands.bench.compare.goodput import bounded
 from pdserve.commands.bench.compare.lengths import fitted
 from pdserve.commands.bench.compare.report import (
     CompareReport,
     ModeReport,
-    RateRow,
     ScenarioReport,
     Unloaded,
 )
 from pdserve.commands.bench.compare.runner import Candidate, Experiment, ModeServer
-from pdserve.commands.bench.compare.scales import drawn
-from pdserve.commands.bench.compare.shown.verdict import Noise, Ratio, verdicts
+from pdserve.commands.bench.compare.shown.verdict import verdicts
 from pdserve.commands.bench.compare.sweep import Sweep, SweepResult
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.shared.errors import ClusterError, ConfigError
@@ -150,28 +148,13 @@ class FoundCrossing:
 
     def __init__(self, target: float, seed: int, result: SweepResult) -> None:
         """`seed`: of the numbers that are drawn for intervals."""
-        rows = {mode: rows for mode, rows in result.rows.items() if rows}
-        again = {mode: runs for mode, runs in result.again.items() if runs and mode in rows}
-        spread = result.spread
-
-        def draws_of(runs: Sequence[RateRow], number: int = 0) -> Draws:
-            """Each `number` has random numbers of its own."""
-            return drawn([run.scaled for run in runs], spread, seed + number)
-
-        draws = {
-            mode: draws_of(runs + again.get(mode, []), number)
-            for number, (mode, runs) in enumerate(rows.items())
-        }
+        draws = result.draws(seed)
         self.goodputs = {
-            mode: bounded([row.point for row in runs + again.get(mode, [])], target, draws[mode])
-            for mode, runs in rows.items()
+            mode: bounded([row.point for row in result.runs(mode)], target, draws[mode])
+            for mode in draws
         }
-        noises = [
-            Noise(mode, Ratio.of(draws_of(rows[mode]), draws_of(runs, 1)), spread.deviation)
-            for mode, runs in again.items()
-        ]
-        self.noise = noises[0] if noises else None
-        rates = {mode: [run.rate for run in runs] for mode, runs in rows.items()}
+        self.noise = result.noise(seed)
+        rates = {mode: [run.rate for run in result.rows[mode]] for mode in draws}
         self.verdicts = verdicts(draws, self.noise, rates) if draws else []
 
 

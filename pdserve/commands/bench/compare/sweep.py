@@ -11,12 +11,13 @@ from typing import NamedTuple
 from pdserve.commands.bench.compare.answers import Answers
 from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.config import COLOCATED, Tuning
-from pdserve.commands.bench.compare.goodput import bounded
+from pdserve.commands.bench.compare.goodput import Draws, bounded
 from pdserve.commands.bench.compare.interference import Interference
 from pdserve.commands.bench.compare.rates import next_rate
 from pdserve.commands.bench.compare.report import RateRow, Trial, Unloaded
 from pdserve.commands.bench.compare.runner import Candidate, CandidateRunner, Experiment, rate_row
 from pdserve.commands.bench.compare.scales import Spread, drawn
+from pdserve.commands.bench.compare.shown.verdict import Noise, Ratio, undecided
 from pdserve.commands.bench.load.outcome import Outcome, Promise
 from pdserve.commands.bench.load.slo_score import score
 from pdserve.shared.errors import ClusterError
@@ -49,6 +50,24 @@ class SweepResult:
     def spread(self) -> Spread:
         """How much equal runs vary."""
         return Spread.of([row.scaled for row in self.runs(mode)] for mode in self.rows)
+
+    def draws(self, seed: int) -> dict[str, Draws]:
+        """Return what the goodput of each mode with runs may be."""
+        return {
+            mode: self._drawn(self.runs(mode), seed + number)
+            for number, mode in enumerate(mode for mode, rows in self.rows.items() if rows)
+        }
+
+    def noise(self, seed: int) -> Noise | None:
+        """Return the mode that was measured beside itself, beside itself."""
+        for mode, runs in self.again.items():
+            if runs and self.rows.get(mode):
+                ratio = Ratio.of(self._drawn(self.rows[mode], seed), self._drawn(runs, seed + 1))
+                return Noise(mode, ratio, self.spread.deviation)
+        return None
+
+    def _drawn(self, runs: Sequence[RateRow], seed: int) -> Draws:
+        return drawn([run.scaled for run in runs], self.spread, seed)
 
     def drop(self, mode: str) -> None:
         """Remove a mode that failed: its earlier results are not a valid basis."""
@@ -220,14 +239,20 @@ class Sweep:
         given = self._plan.rates
         if given:
             return dict.fromkeys(result.rows, given[number]) if number < len(given) else {}
-        rates = {mode: self._next_rate(result.runs(mode), result.spread) for mode in result.rows}
+        draws, noise = result.draws(self._plan.seed), result.noise(self._plan.seed)
+        done = {*draws} - undecided(draws, noise) if len(draws) > 1 else set()
+        rates = {
+            mode: self._next_rate(result.runs(mode), draws.get(mode))
+            for mode in result.rows
+            if mode not in done
+        }
         return {mode: round(rate, _RATE_DIGITS) for mode, rate in rates.items() if rate}
 
-    def _next_rate(self, runs: Sequence[RateRow], spread: Spread) -> float | None:
+    def _next_rate(self, runs: Sequence[RateRow], draws: Draws | None) -> float | None:
         points, target = [run.point for run in runs], self._plan.target
         is_certain = False
-        if runs:
-            found = bounded(points, target, drawn([run.scaled for run in runs], spread, 0))
+        if draws is not None:
+            found = bounded(points, target, draws)
             is_certain = found.high is not None and found.high <= _CERTAIN * found.low
         return next_rate(points, self._takes * _START, target, is_certain=is_certain)
 

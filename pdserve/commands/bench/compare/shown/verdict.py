@@ -16,6 +16,11 @@ import numpy as np
 from pdserve.commands.bench.compare.goodput import Draws, RatePoint
 
 _INTERVAL = (2.5, 97.5)  # percent
+# What ends the measuring of a pair is looked at after every round, and once it may be wrong by
+# chance. With ten looks, the wider interval is wrong as seldom as the other one is with one look
+# (Pocock, 1977).
+_LOOKED_AT_OFTEN = (0.5, 99.5)
+_ALIKE = 1.05  # two whose ratio is within this are not worth telling apart
 _SURE = 0.975  # share of the draws in which one is the better, from which on that is certain
 _Z = 1.96
 _SMALL = 1.1  # the ratio that a run should be able to tell from 1
@@ -30,7 +35,9 @@ class Ratio(msgspec.Struct, frozen=True):
     high: float
 
     @classmethod
-    def of(cls, some: Draws, others: Draws) -> Ratio | None:
+    def of(
+        cls, some: Draws, others: Draws, interval: tuple[float, float] = _INTERVAL
+    ) -> Ratio | None:
         """Of draws of both; None if either may well be beyond the rates."""
         if not all(0 < np.median(draws) < inf for draws in (some, others)):
             return None
@@ -38,7 +45,7 @@ class Ratio(msgspec.Struct, frozen=True):
         within = both[(both > 0) & (both < inf)]
         least, most = within.min(), within.max()
         logs = np.log(some.clip(least, most)) - np.log(others.clip(least, most))
-        low, middle, high = np.exp(np.percentile(logs, (_INTERVAL[0], 50, _INTERVAL[1])))
+        low, middle, high = np.exp(np.percentile(logs, (interval[0], 50, interval[1])))
         return cls(float(middle), float(low), float(high))
 
     @property
@@ -90,6 +97,30 @@ class Noise(msgspec.Struct, frozen=True):
         return said + "."
 
 
+def undecided(draws: Mapping[str, Draws], noise: Noise | None) -> set[str]:
+    """Return the servers that further runs would tell something of: which is best, or by how much.
+
+    Another one is done with if it is worse for certain, or as good but for a twentieth.
+    """
+    best, *others = _ordered(draws)
+    least_times = noise.factor if noise else 1.0
+    open_ones = {name for name in others if not _is_decided(draws[best], draws[name], least_times)}
+    return {best, *open_ones} if open_ones else set()
+
+
+def _is_decided(best: Draws, other: Draws, least_times: float) -> bool:
+    ratio = Ratio.of(best, other, _LOOKED_AT_OFTEN)
+    if ratio is None:
+        return False
+    is_worse = ratio.low > 1 and ratio.middle > least_times
+    return is_worse or 1 / _ALIKE <= ratio.low <= ratio.high <= _ALIKE
+
+
+def _ordered(draws: Mapping[str, Draws]) -> list[str]:
+    """The best first, by the medians."""
+    return sorted(draws, key=lambda name: float(np.median(draws[name])), reverse=True)
+
+
 def verdicts(
     draws: Mapping[str, Draws], noise: Noise | None, rates: Mapping[str, Sequence[float]]
 ) -> list[Verdict]:
@@ -100,8 +131,8 @@ def verdicts(
         noise: the first server beside itself, if that was measured.
         rates: at which each was measured.
     """
-    ordered = sorted(draws, key=lambda name: float(np.median(draws[name])), reverse=True)
-    return [_verdict(ordered[0], other, draws, noise, rates) for other in ordered[1:]]
+    best, *others = _ordered(draws)
+    return [_verdict(best, other, draws, noise, rates) for other in others]
 
 
 def _verdict(

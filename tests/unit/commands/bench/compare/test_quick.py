@@ -197,6 +197,16 @@ async def test_ten_minutes_tell_on_a_machine_of_any_speed(
         assert found.length_factor == 1.0
 
 
+async def test_who_is_worse_for_certain_is_measured_no_further() -> None:
+    """The time is for those that are still to be told apart."""
+    numbers = []
+    for times in (2.0, 1.0):
+        report = await measured(0.4, times, 0, "short-prompts")
+        assert all(map(is_answered, report.scenarios[0].verdicts))
+        numbers.append(sum(len(m.rows) for m in report.modes if m.mode != "disaggregated"))
+    assert numbers[0] < 0.7 * numbers[1]
+
+
 async def test_however_slow_it_is_answers_keep_tokens_for_a_tpot() -> None:
     async def measure(case: CompareCase) -> Unloaded:
         return msgspec.structs.replace(unloaded(), burst_per_s=1e-3)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 
 import numpy as np
 import pytest
 
-from pdserve.commands.bench.compare.goodput import RatePoint, drawn
-from pdserve.commands.bench.compare.shown.verdict import Noise, Ratio, Verdict, dispersion, verdicts
+from pdserve.commands.bench.compare.goodput import RESAMPLES, RatePoint, drawn
+from pdserve.commands.bench.compare.shown.verdict import (
+    Noise,
+    Ratio,
+    Verdict,
+    dispersion,
+    undecided,
+    verdicts,
+)
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.simulation.predict.answer import load_calibration
 from pdserve.commands.simulation.predict.deployment import Deployment, Rig, run
@@ -187,3 +194,31 @@ def test_runs_that_vary_more_than_independent_requests_count_for_less() -> None:
         np.ptp(np.percentile(drawn(points, TARGET, 0, {"": phi}), (10, 90))) for phi in (8.0, 1.0)
     )
     assert wide > 1.3 * narrow
+
+
+@pytest.mark.parametrize(
+    ("others", "spread", "still_open"),
+    [
+        ({"b": 4.0, "c": 3.0}, 0.02, set()),  # both are worse
+        ({"b": 5.98, "c": 3.0}, 0.005, set()),  # as good, but for less than a twentieth
+        ({"b": 5.9, "c": 3.0}, 0.05, {"a", "b"}),
+        ({"b": inf, "c": 3.0}, 0.02, {"a", "b", "c"}),  # above all rates, so nobody knows by what
+    ],
+)
+def test_what_is_decided_needs_no_further_runs(
+    others: dict[str, float], spread: float, still_open: set[str]
+) -> None:
+    rng = np.random.default_rng(1)
+    draws = {
+        name: at * np.exp(spread * rng.standard_normal(RESAMPLES))
+        for name, at in {"a": 6.0, **others}.items()
+    }
+    assert undecided(draws, None) == still_open
+
+
+def test_nobody_is_done_with_by_less_than_what_a_server_differs_from_itself() -> None:
+    rng = np.random.default_rng(1)
+    goodputs = {"a": 6.0, "b": 5.0}
+    draws = {n: at * np.exp(0.01 * rng.standard_normal(RESAMPLES)) for n, at in goodputs.items()}
+    assert undecided(draws, None) == set()
+    assert undecided(draws, Noise("a", Ratio(1.3, 1.2, 1.4))) == {"a", "b"}
