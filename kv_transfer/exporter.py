@@ -32,7 +32,7 @@ from kv_transfer.transports.tls import NodeTls
 from pdserve.kv import KvLayout, need
 from pdserve.kv.companions import NONE, Companions
 from pdserve.protocol import ExporterWelcome, PullerHello, TransportOffer, TransportReach
-from pdserve.protocol.version import PROTOCOL, READS_PARTS, check_protocol
+from pdserve.protocol.version import PROTOCOL, check_protocol
 from pdserve.shared.clock import Clock
 from pdserve.shared.errors import (
     AccessDenied,
@@ -378,12 +378,6 @@ class Exporter:
             ):
                 raise AccessDenied(f"no coordinator of {self.node_id!r} sent {hello.node_id!r}")
             check_protocol(hello.protocol, hello.node_id)
-            if self._num_parts > 1 and hello.protocol < READS_PARTS:
-                raise ConfigError(
-                    f"{hello.node_id} speaks protocol {hello.protocol}, {self.node_id} {PROTOCOL}: "
-                    f"the KV of {self.node_id} is in {self._num_parts} parts, which takes "
-                    f"protocol {READS_PARTS}: upgrade {hello.node_id}"
-                )
             self.identity.check_peer(hello.node_id, hello.fingerprint, hello.layout)
             if self._spread.hosts and len({offer.part for offer in self.offers}) < self._num_parts:
                 raise PeerLost(f"other hosts of {self.node_id} are still loading: try again")

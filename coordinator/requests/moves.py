@@ -33,7 +33,6 @@ from coordinator.requests.running import Dispatch, RunningRequest
 from coordinator.routing import Placement
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Prefetched, TokenEvent
-from pdserve.protocol.version import TAKES_OVER
 from pdserve.shared.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -223,8 +222,7 @@ def _can_take_over(running: RunningRequest, target: Member) -> bool:
     assert running.dispatch is not None
     source = running.dispatch.decode
     assert source is not None
-    knows_how = min(source.hello.protocol, target.hello.protocol) >= TAKES_OVER
-    return knows_how and source.exchanges_kv(target) and not running.shuns_takeovers
+    return source.exchanges_kv(target) and not running.shuns_takeovers
 
 
 def _streams_of(

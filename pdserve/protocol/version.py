@@ -1,8 +1,12 @@
 """Which builds work together: those whose protocols are at most one apart.
 
 So a cluster is upgraded process by process. PROTOCOL is raised by a change that a process would do
-wrong with if it did not know it; a field that it may ignore raises nothing. Fields keep their
-numbers and types for ever (`tests/architecture/wire_fields.txt`).
+wrong with if it did not know it; a field or kind of message that it may ignore raises nothing. What
+there is keeps its numbers and types for ever (`tests/architecture/wire_fields.txt`).
+
+    1   it is told
+    2   nodes take streams over while they run, and pull from pools that are in several parts
+    3   kinds of messages that a process does not know are left out, not refused
 """
 
 from __future__ import annotations
@@ -11,9 +15,7 @@ from typing import Final
 
 from pdserve.shared.errors import ConfigError
 
-PROTOCOL: Final = 2  # 0: builds from before it was told
-TAKES_OVER: Final = 2  # the first one in which a node takes a stream over while it runs
-READS_PARTS: Final = 2  # and in which one pulls from a pool that is in several parts
+PROTOCOL: Final = 3
 
 
 def check_protocol(theirs: int, who: str) -> None:

@@ -7,6 +7,7 @@ among those of the message.
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -19,6 +20,8 @@ from google.protobuf.message import Message as ProtoMessage
 
 from pdserve.protocol.message import Inline
 from pdserve.shared.errors import MalformedMessage
+
+log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=msgspec.Struct)
 P = TypeVar("P", bound=ProtoMessage)
@@ -90,15 +93,18 @@ class Envelope(Generic[P]):
         """The only message in the envelope.
 
         Raises:
-            MalformedMessage: as `unwrap_all`, or there are several.
+            MalformedMessage: as `unwrap_all`, or there are several, or none of a known kind.
         """
-        message, *more = self.unwrap_all(proto)
+        messages = self.unwrap_all(proto)
+        if not messages:
+            raise MalformedMessage(f"nothing in {self._proto.__name__} that this build knows")
+        message, *more = messages
         if more:
             raise MalformedMessage(f"{type(message).__name__} came with {len(more)} others")
         return message
 
     def unwrap_all(self, proto: P | None) -> list[msgspec.Struct]:
-        """The messages in the envelope, at least one.
+        """The messages in the envelope, without those of kinds that only later builds know.
 
         Raises:
             MalformedMessage: the envelope is empty or its content is invalid; or it is None, which
@@ -106,16 +112,25 @@ class Envelope(Generic[P]):
         """
         if proto is None:
             raise MalformedMessage(f"no {self._proto.__name__}")
-        messages = [self._read(held) for held in _held(proto)]
-        if not messages:
+        held = _held(proto)
+        if not held:
             raise MalformedMessage(f"an empty {self._proto.__name__}")
-        return messages
+        return [message for one in held if (message := self._read(one)) is not None]
 
-    def _read(self, held: ProtoMessage) -> msgspec.Struct:
+    def _read(self, held: ProtoMessage) -> msgspec.Struct | None:
         name = held.WhichOneof("body")
-        if name is None:
+        if name is not None:
+            return read(getattr(held, name), self._bodies[name])
+        if not held.ByteSize():
             raise MalformedMessage(f"an empty {type(held).__name__}")
-        return read(getattr(held, name), self._bodies[name])
+        _tell_unknown(type(held).__name__)
+        return None
+
+
+@cache
+def _tell_unknown(envelope: str) -> None:
+    """Log it once: who depends on such a message does so by the protocol (`version.py`)."""
+    log.warning("a later build sent a %s of a kind that this one does not know", envelope)
 
 
 def _held(proto: Any) -> Any:

@@ -3,17 +3,19 @@
 import sys
 import types
 import typing
-from enum import IntEnum, StrEnum
+from enum import EnumType, IntEnum, StrEnum
 from pathlib import Path
 
 import msgspec
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdserve import kv, protocol
+from pdserve.protocol.version import PROTOCOL
 from pdserve.shared.errors import MalformedMessage
-from pdserve.wire import envelopes, messages_pb2
+from pdserve.wire import coordinator_pb2, envelopes, messages_pb2, session_pb2
 from pdserve.wire.convert import Envelope
 from tests.architecture.repository import ROOT, run
 from tests.matrix import examples
@@ -26,6 +28,8 @@ STRUCTS = [
     and issubclass(value, msgspec.Struct)
     and value not in (msgspec.Struct, protocol.Message, *INLINE)
 ]
+WIRE = (Path(__file__).parent / "wire_fields.txt").read_text().splitlines()
+LATER = bytes([0xC2, 0x3E, 3]) + b"new"  # field 1000, of a build to come
 ENVELOPES = {name: value for name, value in vars(envelopes).items() if isinstance(value, Envelope)}
 
 
@@ -41,17 +45,48 @@ def test_stubs_are_fresh(tmp_path):
     assert stale == [], "run `make proto`"
 
 
-def test_fields_keep_their_numbers_and_types():
-    """Else a process of the build before would read something else than was written."""
-    known = set((Path(__file__).parent / "wire_fields.txt").read_text().splitlines())
-    now = {
-        f"{message.name}.{field.name} = {field.number}: {field.type}"
-        + " repeated" * (field.default_value == [])
-        for message in messages_pb2.DESCRIPTOR.message_types_by_name.values()
+def described() -> set[str]:
+    """All that two builds agree on: fields, kinds of messages, calls, and values of enums."""
+    files = [module.DESCRIPTOR for module in (messages_pb2, session_pb2, coordinator_pb2)]
+    fields = {
+        f"{message.name}.{field.name} = {field.number}: {kind_of(field)}"
+        for file in files
+        for message in file.message_types_by_name.values()
         for field in message.fields
     }
-    assert known - now == set(), "fields were changed or removed: raise PROTOCOL twice before that"
+    calls = {
+        f"{service.name}.{call.name}: {call.input_type.name} -> {call.output_type.name}"
+        for file in files
+        for service in file.services_by_name.values()
+        for call in service.methods
+    }
+    enums = {value for value in vars(protocol).values() if isinstance(value, EnumType)}
+    values = {f"{enum.__name__}.{value.name} == {value.value}" for enum in enums for value in enum}
+    return fields | calls | values
+
+
+def kind_of(field: FieldDescriptor) -> str:
+    kind = str(field.type) if field.message_type is None else field.message_type.name
+    return kind + " repeated" * (field.default_value == [])
+
+
+def test_what_builds_agree_on_is_only_added_to():
+    """Else a process of the build before would read something else than was written.
+
+    It leaves out fields and kinds of messages that it does not know, but a value of an enum it
+    refuses: one that is new is only for those who speak the protocol that has it.
+    """
+    known, now = set(WIRE[1:]), described()
+    assert known - now == set(), "they were changed or removed: raise PROTOCOL twice before that"
     assert now - known == set(), "add these lines to wire_fields.txt"
+
+
+def test_the_protocol_moves_only_with_a_test_of_its_own():
+    """The first line names it: over processes that speak this protocol and the one before."""
+    number, test = WIRE[0].split(": ")
+    path, name = test.split("::")
+    assert number == f"PROTOCOL {PROTOCOL}", "name the test of what others would do wrong"
+    assert f"async def {name}(" in (ROOT / path).read_text()
 
 
 def fields_of(struct: type[msgspec.Struct]) -> list[str]:
@@ -126,3 +161,14 @@ def test_every_message_survives_its_envelope(envelope, struct, data):
     assert envelope.unwrap_all(received) == [message, message]
     with pytest.raises(MalformedMessage, match="with 1 others"):
         envelope.unwrap(received)
+    later = envelope.wrap(message)
+    getattr(later.messages[0], later.messages[0].WhichOneof("body")).MergeFromString(LATER)
+    later.messages.add().MergeFromString(LATER)
+    received = envelope._proto.FromString(later.SerializeToString())
+    assert envelope.unwrap(received) == message, "what a later build adds is left out"
+    del received.messages[0]
+    with pytest.raises(MalformedMessage, match=r"nothing in .* that this build knows"):
+        envelope.unwrap(received)
+    received.messages.add()
+    with pytest.raises(MalformedMessage, match="an empty"):
+        envelope.unwrap_all(received)

@@ -21,6 +21,7 @@ from pdserve.protocol import (
     Claimed,
     DecodeLeg,
     FinishReason,
+    LegFailed,
     LoadAdapter,
     LoadReport,
     NodeHello,
@@ -36,8 +37,9 @@ from pdserve.protocol import (
     TransferCosts,
     TransportReach,
 )
-from pdserve.protocol.version import TAKES_OVER
+from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.timeouts import NodeTimeouts
+from pdserve.shared.errors import TransportUnavailable
 from pdserve.shared.introduction import new_key
 
 _LAYOUT = KvLayout.gqa(layers=32, heads=8, head_dim=128, block_size=16, dtype=KvDtype.BFLOAT16)
@@ -133,7 +135,11 @@ class SimulatedNode:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def start_decode(self, leg: DecodeLeg, link: CoordinatorLink) -> None:
-        """Answer with one token at each step, from the next one on."""
+        """Answer with one token at each step, from the next one on; there is no KV to take over."""
+        if leg.takes_over:
+            error = TransportUnavailable("a simulated node has no KV")
+            link.send(LegFailed(request_id=leg.request_id, code=error.code, message=error.message))
+            return
         self._legs.open(leg.request_id, link)
         num_tokens = len(leg.output_token_ids) if leg.source is None else 1
         self._decoding[leg.request_id] = _Decoding(
@@ -227,7 +233,7 @@ class SimulatedNode:
             max_model_len=_MAX_MODEL_LEN,
             introduction_key=self._introduction_key,
             transports=[TransportReach(name="tcp")],
-            protocol=TAKES_OVER - 1,  # there is no KV, so no stream can be taken over
+            protocol=PROTOCOL,
         )
 
     def _load(self) -> LoadReport:

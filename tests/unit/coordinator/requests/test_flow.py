@@ -36,7 +36,6 @@ from pdserve.protocol import (
     TokenEvent,
     TokenLogprobs,
 )
-from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import Mode, RouterName
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import (
@@ -67,10 +66,10 @@ class Nodes:
         max_inflight: int = 8,
         on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None,
         waits_for_nodes: bool = False,
-        protocol: int = PROTOCOL,
+        takes_over: bool = True,
         times: FlowTimes = TIMES,
     ) -> None:
-        self.protocol = protocol  # of its nodes
+        self._takes_over = takes_over  # whether its nodes take streams over while they run
         self.clock = ManualClock(1000.0)
         self.metrics = CoordinatorMetrics()
         self.registry = Registry()
@@ -96,12 +95,11 @@ class Nodes:
             incarnation=life,
             state=state,
             introduction_key=key_of(node_id, life),
-            protocol=self.protocol,
         )
         return self.registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
 
     def start(self, request_id: str = "r", max_tokens: int = 4, **fields: object) -> RunningRequest:
-        return self.flow.start(
+        running = self.flow.start(
             GenerationRequest(
                 request_id=request_id,
                 prompt=Prompt([1, 2, 3]),
@@ -109,6 +107,8 @@ class Nodes:
                 **fields,  # type: ignore[arg-type]
             )
         )
+        running.shuns_takeovers = not self._takes_over
+        return running
 
     def say(self, member: Member, *events: TokenEvent) -> None:
         self.flow.tokens(TokenBatch(events=list(events)), member)

@@ -51,7 +51,8 @@ async def test_all_that_is_sent_of_a_request_says_whether_it_is_long(
     nodes.say(prefill, token(0), token(0, request_id="s"))
     other.cancel("done")
     nodes.say(decode, token(1))
-    target = join(nodes.registry, "e", DECODE, short_len=SHORT_LEN, protocol=1)
+    target = join(nodes.registry, "e", DECODE, short_len=SHORT_LEN)
+    running.shuns_takeovers = True
     report(nodes.registry, decode, DECODE, state=NodeState.DRAINING)
     await note(Prefetch, target)
     nodes.flow.prefetched(Prefetched(request_id="r~1", num_tokens=0), target)

@@ -22,7 +22,6 @@ from pdserve.protocol import (
     Slo,
     StepCosts,
 )
-from pdserve.protocol.version import TAKES_OVER
 from pdserve.shared.errors import RequestCancelled
 from tests.fakes.members import TIMES, output, report
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
@@ -38,7 +37,7 @@ def times() -> FlowTimes:
 
 @pytest.fixture
 def nodes(times: FlowTimes) -> Iterator[Nodes]:
-    nodes = Nodes(max_inflight=100, protocol=TAKES_OVER - 1, times=times)
+    nodes = Nodes(max_inflight=100, takes_over=False, times=times)
     yield nodes
     assert nodes.flow.num_inflight == 0
     assert not nodes.flow._moves._moves
@@ -227,7 +226,7 @@ PERF = PerfReport(
 
 @pytest.fixture
 def flowing() -> Iterator[Nodes]:
-    nodes = Nodes(mode="flowing", max_inflight=100, protocol=TAKES_OVER - 1)
+    nodes = Nodes(mode="flowing", max_inflight=100, takes_over=False)
     yield nodes
     assert nodes.flow.num_inflight == 0
     assert not nodes.flow._moves._moves

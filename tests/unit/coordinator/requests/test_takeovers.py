@@ -23,7 +23,6 @@ from pdserve.protocol import (
     TokenEvent,
     TransportReach,
 )
-from pdserve.protocol.version import TAKES_OVER
 from pdserve.shared.errors import PeerLost, RequestCancelled
 from tests.fakes.members import TIMES, output, report
 from tests.unit.coordinator.requests.test_flow import Nodes, sent, token
@@ -250,17 +249,12 @@ async def test_many_are_taken_over_at_a_time(nodes: Nodes) -> None:
         answer.cancel("done")
 
 
-@pytest.mark.parametrize("why", ["its node is old", "no transport"])
-async def test_who_cannot_be_taken_over_is_fetched_first(nodes: Nodes, why: str) -> None:
+async def test_who_cannot_be_taken_over_is_fetched_first(nodes: Nodes) -> None:
     nodes.join("p", PREFILL)
     source = nodes.join("d1", DECODE)
     running = stream(nodes)
-    if why == "its node is old":
-        nodes.protocol = TAKES_OVER - 1
-        target = nodes.join("d2", DECODE)
-    else:
-        target = nodes.join("d2", DECODE)
-        target.reaches = frozenset({("r", TransportReach(name="other"))})
+    target = nodes.join("d2", DECODE)
+    target.reaches = frozenset({("r", TransportReach(name="other"))})
     drain(nodes, source)
     await settle()
     assert [type(message) for message in sent(target)] == [Prefetch]

@@ -21,11 +21,9 @@ from kv_transfer.sharded_pool import ShardedPool
 from kv_transfer.transports.catalog import PORTS_OF_A_PART, TransportKind, choose_kinds
 from pdserve.commands.cluster.ports import ReservedPort
 from pdserve.kv import KvDtype, KvLayout
-from pdserve.protocol import PullerHello, TransportOffer
-from pdserve.protocol.version import PROTOCOL, READS_PARTS
+from pdserve.protocol import TransportOffer
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import ConfigError, PeerLost, StaleTicket, TransferCancelled
-from pdserve.shared.introduction import introduce
 from tests.fakes.gpus import FakeHost
 from tests.matrix import matrix
 from tests.unit.kv_transfer.gpu_pairs import CUDA_IPC, DeviceBlocks, nccl, until
@@ -303,28 +301,3 @@ async def test_parts_that_cannot_be_are_refused() -> None:
             offers = [TransportOffer(name="tcp", part=number) for number in numbers]
             with pytest.raises(PeerLost, match="offers parts"):
                 part_welcomes(replace(welcome, offers=offers))
-
-
-@pytest.mark.parametrize("num_parts", [1, 2])
-async def test_a_puller_of_a_build_before_there_were_parts(num_parts: int) -> None:
-    """It would read the first part as if it were the whole."""
-    async with node(num_parts, 4) as source:
-        exporter = source.exporter
-        new = PullerHello(
-            node_id="d0",
-            incarnation="x",
-            exporter_incarnation=exporter.incarnation,
-            fingerprint=exporter.identity.fingerprint,
-            layout=exporter.layout,
-            introduction=introduce(exporter.introduction_key, exporter.incarnation, "x"),
-            protocol=PROTOCOL,
-        )
-        exporter.check_hello(new)
-        old = replace(new, protocol=READS_PARTS - 1)
-        if num_parts == 1:
-            exporter.check_hello(old)
-            return
-        both = f"d0 speaks protocol {READS_PARTS - 1}, p0 {PROTOCOL}: .* in 2 parts"
-        with pytest.raises(ConfigError, match=both):
-            exporter.check_hello(old)
-        assert exporter.statistics.refused == 1
