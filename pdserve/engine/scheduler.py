@@ -188,8 +188,8 @@ class Queues:
         """Allocate blocks for `num_tokens` tokens, reusing blocks from the prefix cache first.
 
         The first `num_passed` come without companions. Returns (block table, number of reused
-        blocks), or None when there is no room. Headroom is kept for all streams to grow, the
-        newcomer included, so that admission does not cause preemption.
+        blocks), or None when there is no room. Headroom is kept for the newcomer to grow, and for
+        all streams of its priority and above, so that admission does not preempt any of them.
         """
         if self._num_left(num_tokens, hashes, newcomer, num_passed=num_passed) < 0:
             return None
@@ -316,9 +316,13 @@ class Queues:
         matched = pool.match_prefix(hashes)
         source = pool.snapshots.blocks(hashes[-1]) if pool.snapshots and len(hashes) else []
         num_new = pool.blocks_for(num_tokens) - len(matched) + pool.state_blocks
+        streams = [stream for stream in self.streams if stream not in preempted]
         if newcomer is not None and not newcomer.decodes_here:
             newcomer = None  # it does not decode here, so it needs no headroom
-        streams = [stream for stream in self.streams if stream not in preempted]
+        elif newcomer is not None:
+            # What is less important gives way once a block is needed, and not before.
+            priority = newcomer.targets.priority
+            streams = [stream for stream in streams if stream.targets.priority >= priority]
         num_kept = self.headroom.num_kept_free(streams, newcomer)
         num_bare = max(0, num_passed - len(matched))
         num_left = pool.num_free_after_taking([*matched, *source], num_new, num_bare) - num_kept

@@ -8,6 +8,7 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.kv.shortage import KvHeadroom
 from pdserve.engine.request import Request
 from pdserve.engine.scheduler import Queues
+from pdserve.lifecycle import Targets
 from pdserve.measured.output_lengths import OutputLengths
 from pdserve.protocol import FinishReason
 from pdserve.settings.config import Headroom
@@ -110,3 +111,18 @@ def test_a_prefill_leg_needs_no_room_to_grow() -> None:
     leg, local = make_request(36, max_tokens=8, leg_token_limit=1), make_request(36, max_tokens=8)
     assert queues.num_missing(leg) == 0
     assert queues.num_missing(local) > 0
+
+
+@pytest.mark.parametrize(
+    ("running", "newcomer", "is_room"), [(0, 1, True), (1, 1, False), (1, 0, False)]
+)
+def test_nothing_is_kept_free_for_what_is_less_important(
+    running: int, newcomer: int, is_room: bool
+) -> None:
+    """It gives way once a block is needed: its growth keeps nobody out that goes before it."""
+    queues = Queues(BlockPool(10, BLOCK), ManualClock(), KvHeadroom(BLOCK, "reserve-static"))
+    grows = make_request(8, max_tokens=20, targets=Targets(priority=running))
+    queues.submit(grows)
+    assert queues.admit(grows)  # 2 blocks, and 7 at its end
+    comes = make_request(20, max_tokens=4, targets=Targets(priority=newcomer))
+    assert (queues.num_missing(comes) == 0) is is_room
