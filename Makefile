@@ -61,7 +61,7 @@ gpu-check: $(ENV_TEST) ## on a machine with a GPU: tests, steps, transfers, serv
 
 test-upgrade: $(ENV_TEST) ## build an earlier commit, and roll this tree out over it under load, and back
 	$(BIN)/python -m tools.earlier_build $(PIP_FLAGS)
-	$(BIN)/python -m pytest tests/faults/test_upgraded.py
+	$(BIN)/python -m pytest tests/faults/test_upgraded.py tests/faults/test_protocols.py
 
 real: $(ENV_TEST) ## fetch Gemma 3 270M (or GEMMA=FILE), hold it to transformers, time it beside llama.cpp
 	$(BIN)/python -m tools.real_model $(if $(GEMMA),--gemma "$(GEMMA)")
