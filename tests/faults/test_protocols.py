@@ -29,6 +29,7 @@ from tests.faults.test_upgraded import LOSSES
 OWN = ("pdserve", "kv_transfer", "coordinator", "prefill_node", "decode_node")
 LATER = bytes([0xC2, 0x3E, 3]) + b"new"  # field 1000
 LENGTHS = (5, 40)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def speak(protocol: int) -> None:
@@ -65,7 +66,6 @@ def mixed(who: str, protocol: int) -> type[Mixed]:
     return type("Mixed", (Mixed,), {"other": (who, protocol)})
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("apart", [1, -1])
 @pytest.mark.parametrize("who", [COORDINATOR, "prefill", "decode"])
 async def test_what_a_later_build_adds_is_left_out(
@@ -86,7 +86,6 @@ async def test_what_a_later_build_adds_is_left_out(
     assert [len(tokens) for tokens in outputs[0]] == [*LENGTHS]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("apart", [2, -2])
 async def test_who_is_too_far_away_is_told_who_is_to_be_upgraded(
     apart: int, tiny_checkpoint: Path
