@@ -23,6 +23,7 @@ CELLS = [Cell(Formats("int8", "int8"), drafts) for drafts in (False, True)]
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # some twenty clusters, one after the other
 def test_formats_of_the_demo_model_are_calibrated_predicted_and_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

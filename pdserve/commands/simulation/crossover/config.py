@@ -66,8 +66,8 @@ class CrossoverConfig(ConfigStruct, frozen=True):
     quick: Annotated[
         bool,
         Meta(
-            description="half an hour on two cores: lengths are a quarter, calibrations take 30 s, "
-            "fewer sizes of clusters and requests"
+            description="half an hour on two cores for a shape: lengths are a quarter, "
+            "calibrations take 30 s, fewer sizes of clusters and requests"
         ),
     ] = False
     predicted_only: Annotated[

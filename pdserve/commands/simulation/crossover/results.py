@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,8 @@ from pdserve.commands.simulation.crossover.texts import Guessed
 from pdserve.measured.calibration import Calibration, read_calibration, write_calibration
 from pdserve.shared.errors import ConfigError
 
-_SETTINGS, _REPORT, _ARCHIVE = "settings.json", "report.json", "crossover.tar.gz"
+_SETTINGS, _REPORT, _TABLE = "settings.json", "report.json", "table.md"
+_ARCHIVE = "crossover.tar.gz"
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -124,9 +126,10 @@ class Results:
         """Return the folder of a measurement's requests."""
         return self.folder / "measured" / f"{cell.name}-{split[0]}P{split[1]}D"
 
-    def keep_report(self, report: CrossoverReport) -> None:
-        """Write the report of all cells."""
+    def keep_report(self, report: CrossoverReport, lines: Iterable[str]) -> None:
+        """Write the report of all cells, and the `lines` of its table."""
         _write(self.folder / _REPORT, report)
+        (self.folder / _TABLE).write_text("".join(f"{line}\n" for line in lines))
 
     def archive(self) -> Path:
         """Pack everything, for a release; return the file."""

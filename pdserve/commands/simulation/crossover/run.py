@@ -27,7 +27,7 @@ from pdserve.commands.simulation.crossover.config import CrossoverConfig, Crosso
 from pdserve.commands.simulation.crossover.measure import measured, modes_of, splits_of
 from pdserve.commands.simulation.crossover.predict import Predicted, baseline_promise, predicted
 from pdserve.commands.simulation.crossover.results import CellResult, CrossoverReport, Results
-from pdserve.commands.simulation.crossover.table import remarks, table
+from pdserve.commands.simulation.crossover.table import markdown, remarks, table
 from pdserve.commands.simulation.crossover.texts import Guessed, guessed, text_ids
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.measured.calibration import Calibration
@@ -200,7 +200,7 @@ def _leave_interrupts_to_parent() -> None:
 def _show(
     report: CrossoverReport, results: Results, setup: dict[str, object], *, as_json: bool
 ) -> None:
-    results.keep_report(report)
+    results.keep_report(report, markdown(report))
     # With matplotlib, which is not loaded before it is needed.
     from pdserve.commands.simulation.crossover.plot import save_plot
 

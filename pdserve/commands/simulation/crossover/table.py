@@ -106,3 +106,27 @@ def remarks(report: CrossoverReport) -> Iterator[str]:
     revisions = sorted({result.revision for result in report.cells})
     if len(revisions) > 1:
         yield f"cells are of several revisions: {', '.join(revisions)}"
+
+
+def markdown(report: CrossoverReport) -> Iterator[str]:
+    """The lines of a smaller table, as documents have them."""
+    yield (
+        "| weights, KV | drafts | decode; prompt (ms) | best here, predicted; measured | "
+        "co-located | best ratio, predicted |"
+    )
+    yield "|---|---|---|---|---|---|"
+    for result in report.cells:
+        found, formats = result.predicted, result.cell.formats
+        heres = [found.here, *(one.here for one in result.measured[:1])]
+        bests = [one.best_of_modes[0] for one in heres]
+        shared = [one.of("colocated") for one in heres]
+        guessed = result.guessed
+        cells = (
+            f"{formats.weights}, {formats.kv}",
+            f"{guessed.tokens_per_step:.2f} tokens/step" if guessed else "none",
+            f"{found.decode_ms:.2f}; {found.prompt_ms:.1f}",
+            "; ".join(f"{one.deployment.mode} {one.goodput.text}" for one in bests),
+            "; ".join(of_mode[0].goodput.text if of_mode else "-" for of_mode in shared),
+            ratio(found.sizes[-1]),
+        )
+        yield f"| {' | '.join(cells)} |"

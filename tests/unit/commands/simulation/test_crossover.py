@@ -275,6 +275,10 @@ def test_a_run_that_was_stopped_goes_on(
     with tarfile.open(tmp_path / "crossover.tar.gz") as archive:
         names = {Path(name).name for name in archive.getnames()}
     assert {"int4-kv-int8-drafts.json", "int4-kv-int8.json", "report.json"} <= names
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    row = "| disaggregated 10; disaggregated 10 | 4; 4 | 8: 5P3D 40 |"
+    assert lines[2] == f"| bf16, bf16 | none | 5.00; 50.0 {row}"
+    assert lines[-1].startswith("| int4, int8 | 1.67 tokens/step | 5.00; 50.0 | disaggregated 10 |")
 
 
 def test_measurements_may_follow_later_and_failed_ones_do(
