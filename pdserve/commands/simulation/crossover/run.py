@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import fmean
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.measured.calibration import Calibration
 from pdserve.shared.errors import PdserveError
 from pdserve.shared.process.exit_codes import FAILED, FORCED, OK
+
+_DEMO: Final = (str(CHECKPOINT_PATH), 1.0)  # and the factor on lengths
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -150,8 +152,9 @@ class Crossover:
         if not cell.drafts:
             return None
         config, plan = self._config, self._plan
-        model = config.model or str(CHECKPOINT_PATH)
-        found = guessed(model, cell, config.engine, config.scenario, plan.length_scale, plan.texts)
+        # The demo model takes a quarter of a scenario's lengths, as --quick has them.
+        model, scale = (config.model, plan.length_scale) if config.model else _DEMO
+        found = guessed(model, cell, config.engine, config.scenario, scale, plan.texts)
         say(f"{cell.name}: {found.tokens_per_step:.2f} tokens a step behind text")
         return found
 
