@@ -35,9 +35,11 @@ class Tried(msgspec.Struct, frozen=True):
     curve: Curve
 
     @property
-    def per_node(self) -> float:
-        """Requests per second."""
-        return self.goodput.rate / self.deployment.num_nodes
+    def text(self) -> str:
+        """The goodput for people: "3.2", or on which side of the rates it must be."""
+        if self.goodput.where == "below the rates":
+            return f"< {self.curve[0][0]:.3g}"
+        return self.goodput.text
 
 
 class Sized(msgspec.Struct, frozen=True):

@@ -51,7 +51,7 @@ def _cells(result: CellResult) -> Iterator[str]:
 
 def goodputs(sized: Sized) -> str:
     """The modes, best first: "multiplexed 15.5, disaggregated 1P1D 12.1, ..."."""
-    return "\n".join(f"{one.deployment.text} {one.goodput.text}" for one in sized.best_of_modes)
+    return "\n".join(f"{one.deployment.text} {one.text}" for one in sized.best_of_modes)
 
 
 def crossing(sized: Sized) -> str:
@@ -78,10 +78,10 @@ def ratio(sized: Sized) -> str:
     """The best ratio of disaggregated nodes, and the best mode: "8: 5P3D 94.3; best adaptive"."""
     split = as_good(sized.of("disaggregated"))
     ratios = " or ".join(f"{d.prefill}P{d.decode}D" for d in (one.deployment for one in split))
-    text = f"{sized.nodes}: {ratios} {split[0].goodput.text}"
+    text = f"{sized.nodes}: {ratios} {split[0].text}"
     best = sized.best_of_modes[0]
     if best not in split:
-        text += f"; best {best.deployment.text} {best.goodput.text}"
+        text += f"; best {best.deployment.text} {best.text}"
     return text
 
 
@@ -125,8 +125,8 @@ def markdown(report: CrossoverReport) -> Iterator[str]:
             f"{formats.weights}, {formats.kv}",
             f"{guessed.tokens_per_step:.2f} tokens/step" if guessed else "none",
             f"{found.decode_ms:.2f}; {found.prompt_ms:.1f}",
-            "; ".join(f"{one.deployment.mode} {one.goodput.text}" for one in bests),
-            "; ".join(of_mode[0].goodput.text if of_mode else "-" for of_mode in shared),
+            "; ".join(f"{one.deployment.mode} {one.text}" for one in bests),
+            "; ".join(of_mode[0].text if of_mode else "-" for of_mode in shared),
             ratio(found.sizes[-1]),
         )
         yield f"| {' | '.join(cells)} |"

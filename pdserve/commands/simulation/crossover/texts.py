@@ -123,8 +123,7 @@ def guessed(
 async def _guessed(
     config: ClusterConfig, scenario: ScenarioName, scale: float, count: int
 ) -> Guessed:
-    model = config.checkpoint.model
-    ids = text_ids(model)
+    ids = text_ids(config.checkpoint.model)
     cluster = Cluster(config, on_line=lambda _name, _line: None)
     async with cluster as running, aiohttp.ClientSession() as session:
         reader = NodeReader(session, list((await running.metrics_addresses()).values()))
@@ -136,4 +135,4 @@ async def _guessed(
             outcomes = await client.one_by_one(case.sample(count), "guessed", _DEADLINE_S)
         drafts = (await reader.read()).drafts.values()
     tokens = sum(outcome.num_received - 1 for outcome in outcomes)
-    return Guessed(model, tokens, sum(accepted for _, accepted in drafts))
+    return Guessed(name, tokens, sum(accepted for _, accepted in drafts))

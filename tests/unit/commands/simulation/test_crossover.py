@@ -36,7 +36,7 @@ from pdserve.commands.simulation.crossover.predict import (
     climbed,
 )
 from pdserve.commands.simulation.crossover.results import CellResult, CrossoverReport
-from pdserve.commands.simulation.crossover.table import crossing, ratio
+from pdserve.commands.simulation.crossover.table import crossing, goodputs, ratio
 from pdserve.commands.simulation.crossover.texts import Guessed, WrittenWorkload
 from pdserve.commands.simulation.machine import scaled
 from pdserve.commands.simulation.predict.answer import load_calibration
@@ -178,6 +178,8 @@ def test_what_is_told_of_a_size() -> None:
     some = [tried("disaggregated", p, 8 - p, rate) for p, rate in ((4, 9.8), (5, 10.0), (6, 7.0))]
     sized = Sized(8, [*some, tried("adaptive", 5, 3, 12.0), tried("colocated", 0, 8, 2.0)])
     assert ratio(sized) == "8: 5P3D or 4P4D 10; best adaptive 5P3D 12"
+    below = Tried(some[0].deployment, Goodput(0.0, "below the rates", 0.0, None), some[0].curve)
+    assert goodputs(Sized(8, [below])) == "disaggregated 4P4D < 4.9"
     told = crossing(sized).splitlines()
     assert told[0] == "all alike"
     assert told[-1].endswith(": adaptive")
