@@ -36,6 +36,7 @@ from coordinator.jobs.places import PER_NODE
 from coordinator.jobs.storage.database import MAX_BYTES as MAX_JOB_BYTES
 from coordinator.jobs.storage.database import MAX_MEMORY_BYTES as MAX_MEMORY_JOB_BYTES
 from coordinator.jobs.storage.files import MAX_TENANT_ENTRIES
+from coordinator.models.texts import KEPT_BYTES, LOAD_S
 from coordinator.stateful.frame_count import MAX_FRAGMENTS, MAX_UNREAD
 from coordinator.stateful.pages import MAX_BYTES as MAX_PAGE_BYTES
 from coordinator.stateful.pages import MAX_ITEMS as MAX_PAGE_ITEMS
@@ -149,6 +150,13 @@ BOUNDS = (
         f"tenants take turns, of one text or {LONG_TEXT_CHARS} characters of short ones",
         f"{NUM_THREADS} threads for what is longer than {LONG_TEXT_CHARS} characters",
         f"400; 429 after {TURN_WAIT_S:g} s, 504 at the request's time-out",
+    ),
+    Bound(
+        "Tokenizers of several models",
+        "-",
+        "-",
+        f"{_mib(KEPT_BYTES)} of those that sleep",
+        f"those asked for last stay; 429 after {LOAD_S:g} s",
     ),
     Bound(
         "Checking a grammar",

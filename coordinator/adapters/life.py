@@ -387,7 +387,10 @@ class Adapters:
     async def _verified(self, name: str, path: str, owner: str) -> Version:
         """Return what nodes have loaded; all of them hold the same, or none keeps it."""
         if not self._serving.can_route(""):
-            raise NoNodeAvailable("no pair of nodes is ready to load an adapter: try again shortly")
+            raise NoNodeAvailable(
+                "no pair of nodes is ready to load an adapter: try again shortly, and where models "
+                "sleep after a call that wakes this one"
+            )
         hosts = self._hosts()
         orders = [self._orders.load(member, path) for member in hosts]
         answers = await asyncio.gather(*orders, return_exceptions=True)

@@ -89,7 +89,7 @@ async def plan_chat_call(ask: Ask) -> CallPlan:
     """Plan the answer to a conversation, which keeps nothing of the body. Raises RequestError."""
     context, trace = ask.context, ask.trace
     body = checked(convert_request(ask.values, ChatRequest))
-    model = context.model_of(body.model, trace)
+    model = await ask.model(body.model)
     terms = service_terms(body, ask.headers, context, trace)
     usage, echoed = usage_shown(body), echoed_text(body)
     answer_id = f"chatcmpl-{trace.unique}"

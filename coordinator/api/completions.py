@@ -56,7 +56,7 @@ async def plan_completion(ask: Ask) -> CallPlan:
     """Plan how one or more prompts go on, each in at least one choice. Raises RequestError."""
     context, trace = ask.context, ask.trace
     body = convert_request(ask.values, CompletionRequest)
-    model = context.model_of(body.model, trace)
+    model = await ask.model(body.model)
     terms, usage = service_terms(body, ask.headers, context, trace), usage_shown(body)
     _check_prompt_options(body)
     max_model_len = model.max_model_len()

@@ -20,7 +20,7 @@ from coordinator.api.observer import Observer, RequestSummary
 from coordinator.api.read.body_budget import Body, BodyBudget
 from coordinator.api.read.idempotency import KeyedCall, KnownKeys
 from coordinator.api.server.outbox import HttpOutbox
-from coordinator.models.model import Catalog, Model
+from coordinator.models.model import Catalog, ListedModel
 from coordinator.tenants import Admitted, Readers, Tenant, Tenants
 from coordinator.tenants.identity import ANYBODY
 from coordinator.tracing.call_span import CallSpan
@@ -114,7 +114,7 @@ class ApiContext:
     begin_span: BeginSpan  # of a call, if it is recorded
     tasks: RunningTasks = field(default_factory=RunningTasks)
 
-    def model_of(self, name: str | None, trace: RequestTrace) -> Model:
+    def listed(self, name: str | None, trace: RequestTrace) -> ListedModel:
         """Return the model of this name, for the call that asks for it.
 
         Raises:

@@ -11,7 +11,7 @@ from coordinator.api.answer.bodies import Model, ModelList, json_answer
 from coordinator.api.context import ApiContext
 from coordinator.api.read.ask import Question
 from coordinator.models.cascade import Cascade
-from coordinator.models.model import Model as ServedModel
+from coordinator.models.model import ListedModel
 from pdserve import __version__
 from pdserve.protocol.status import NodeStatus
 
@@ -65,7 +65,7 @@ async def get_model(question: Question) -> web.Response:
     cascade = context.models.cascade(name, trace.owner)
     if cascade is not None:
         return json_answer(_of_cascade(cascade, name))
-    return json_answer(_described(context.model_of(name, trace), name))
+    return json_answer(_described(context.listed(name, trace), name))
 
 
 async def version(context: ApiContext) -> web.Response:
@@ -101,7 +101,7 @@ async def status(context: ApiContext) -> web.Response:
 
 async def tokenizer_info(context: ApiContext) -> web.Response:
     """GET /tokenizer_info: return the special tokens and the chat template."""
-    model = context.models.default
+    model = await context.models.default.ready()
     named, template = model.tokenizer.named_special_tokens, model.tokenizer.chat_template
     answer = TokenizerInfo(
         bos_token=named.get("bos_token"),
@@ -119,7 +119,7 @@ def _labels(node: NodeStatus) -> dict[str, str]:
     return {"node": node.node_id, "role": node.role} | of_model
 
 
-def _described(model: ServedModel, name: str) -> Model:
+def _described(model: ListedModel, name: str) -> Model:
     """Return what there is to tell of a model by one of its names."""
     return Model(
         id=name,

@@ -57,7 +57,7 @@ class DetokenizeAnswer(Struct, kw_only=True):
 async def tokenize(ask: Ask) -> TokenizeAnswer:
     """POST /tokenize: convert a text or a conversation to tokens."""
     body = convert_request(ask.values, TokenizeRequest)
-    model = ask.context.model_of(body.model, ask.trace)
+    model = await ask.model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("the request needs either 'prompt' or 'messages'", "prompt")
     asker = counting(ask.trace)
@@ -75,7 +75,7 @@ async def tokenize(ask: Ask) -> TokenizeAnswer:
 async def detokenize(ask: Ask) -> DetokenizeAnswer:
     """POST /detokenize: convert tokens to text, special tokens included."""
     name, given = ask.values.get("model"), ask.values.get("tokens")
-    model = ask.context.model_of(name if isinstance(name, str) else None, ask.trace)
+    model = await ask.model(name if isinstance(name, str) else None)
     most = model.max_model_len()
     if isinstance(given, list) and len(given) > most:  # before they are looked at
         raise ContextLengthExceeded(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coordinator.models.embedding import EmbeddingModel, embedding_model
-from coordinator.models.scoring import ScoringModel, scoring_model
-from coordinator.models.tokenizers import Tokenizers
+from coordinator.models.scoring import ScoringModel, check_scoring, scoring_model
+from coordinator.models.text_files import TextFiles
 from coordinator.text import Tokenizer
 from pdserve.demo_model import CHECKPOINT_PATH, DEMO_MODEL_NAME
-from pdserve.model_files.checkpoint import Checkpoint, resolve_checkpoint
+from pdserve.model_files.checkpoint import resolve_checkpoint
 from pdserve.model_files.sampling_defaults import SamplingDefaults, sampling_defaults
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CheckpointConfig, CoordinatorConfig
 from pdserve.settings.models import RegisteredModel, check_alone, read_models
 from pdserve.settings.prices import Price
-from pdserve.shared.errors import PdserveError, TokenizerError
-
-log = logging.getLogger(__name__)
+from pdserve.shared.errors import PdserveError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +25,9 @@ class ModelFiles:
 
     model_id: str  # the checkpoint's; every node has to serve the same
     name: str  # what clients call it
-    tokenizer: Tokenizer
+    text: TextFiles
     embedding: EmbeddingModel
-    scoring: ScoringModel
+    scoring: Callable[[Tokenizer], ScoringModel]  # raises ModelError
     sampling: SamplingDefaults
     max_model_len: int | None = None  # until a node of a model that may sleep says its own
     registered: RegisteredModel | None = None  # what the file of models says; None: there is none
@@ -55,13 +53,13 @@ def read_all_model_files(config: CoordinatorConfig) -> list[ModelFiles]:
     if not config.models:
         return [replace(read_model_files(config.checkpoint, config.answers), max_model_len=None)]
     check_alone(config.models, config.checkpoint)
-    found, tokenizers = [], Tokenizers()
+    found = []
     for name, model in read_models(config.models).models.items():
         checkpoint = CheckpointConfig(
             model=model.source, revision=model.revision, served_model_name=name
         )
         try:
-            files = read_model_files(checkpoint, config.answers, model.chat_template, tokenizers)
+            files = read_model_files(checkpoint, config.answers, model.chat_template)
         except PdserveError as error:
             raise type(error)(f"{config.models}: models.{name}: {error.message}") from error
         most = [n for n in (files.max_model_len, model.max_model_len) if n]
@@ -70,16 +68,12 @@ def read_all_model_files(config: CoordinatorConfig) -> list[ModelFiles]:
 
 
 def read_model_files(
-    config: CheckpointConfig,
-    answers: AnswerConfig,
-    chat_template: str = "",
-    tokenizers: Tokenizers | None = None,
+    config: CheckpointConfig, answers: AnswerConfig, chat_template: str = ""
 ) -> ModelFiles:
     """Read the checkpoint's small files; a model of the hub is downloaded without its weights.
 
-    Args:
-        chat_template: a file that replaces the checkpoint's own; empty: none does.
-        tokenizers: of other models; None: there are none.
+    The tokenizer's are looked at, and loaded later. `chat_template`: a file that replaces the
+    checkpoint's own; empty: none does.
 
     Raises:
         PdserveError: the checkpoint cannot be served; says why.
@@ -90,36 +84,16 @@ def read_model_files(
     values = checkpoint.config()
     vocab_size, most = values.get("vocab_size"), values.get("max_position_embeddings")
     num_ids = vocab_size if isinstance(vocab_size, int) else None  # nodes say what is wrong
-    tokenizer = (tokenizers or Tokenizers()).of(checkpoint.path, num_ids, chat_template)
-    check_vocabulary(tokenizer, checkpoint)
+    text = TextFiles.of(checkpoint.path, num_ids, chat_template)
     embedding = embedding_model(checkpoint, answers.pooling)
+    check_scoring(embedding, answers.scoring)
     own_name = checkpoint.model_id if config.model else DEMO_MODEL_NAME
     return ModelFiles(
         model_id=checkpoint.model_id,
         name=config.served_model_name or own_name,
-        tokenizer=tokenizer,
+        text=text,
         embedding=embedding,
         sampling=sampling_defaults(checkpoint),
         max_model_len=most if isinstance(most, int) else None,
-        scoring=scoring_model(checkpoint, tokenizer, embedding, answers.scoring),
+        scoring=lambda tokenizer: scoring_model(checkpoint, tokenizer, embedding, answers.scoring),
     )
-
-
-def check_vocabulary(tokenizer: Tokenizer, checkpoint: Checkpoint) -> None:
-    """Raise TokenizerError if text can become tokens that the model does not have.
-
-    Special tokens are only warned of: many models have one, for padding, that is never used.
-    """
-    num_ids = tokenizer.num_ids
-    beyond = tokenizer.tokens_from(num_ids)
-    text = [token_id for token_id in beyond if not tokenizer.is_special(token_id)]
-    first = next(iter(text or beyond), None)
-    if first is None:
-        return
-    said = (
-        f"{checkpoint.path}: its tokenizer has tokens, such as {beyond[first]} ({first}), that the "
-        f"model with its {num_ids} ids (vocab_size) lacks"
-    )
-    if text:
-        raise TokenizerError(f"{said}; use the tokenizer that it was trained with")
-    log.warning("%s; prompts with these special tokens will be refused", said)

@@ -4,10 +4,13 @@ a name means."""
 from __future__ import annotations
 
 import hashlib
+import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
 
 from coordinator.adapters.generator import AdaptedGenerator
 from coordinator.adapters.known import Version
@@ -17,9 +20,9 @@ from coordinator.models.cascade import Cascade
 from coordinator.models.embedding import EmbeddingModel
 from coordinator.models.overview import whole_status
 from coordinator.models.scoring import NO_SCORES, ScoringModel
+from coordinator.models.texts import Text
 from coordinator.text import Tokenizer
 from coordinator.text.grammars import GrammarChecker
-from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.parts import ToolFormat
 from pdserve import __version__
 from pdserve.model_files.sampling_defaults import PLAIN, SamplingDefaults
@@ -49,17 +52,13 @@ def _fingerprint(model: str, revision: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class ListedModel(ABC):
     """One model that clients may ask for."""
 
     names: tuple[str, ...]  # by which clients call it; the first is its own
     created: int  # seconds since 1970
     fingerprint: Fingerprint  # of its answers
-    tokenizer: Tokenizer
-    tool_format: ToolFormat | None  # in which it writes tool calls; None: not known
-    grammars: GrammarChecker
     embedding: EmbeddingModel
-    scoring: ScoringModel
     generator: Generator
     sampling: SamplingDefaults = PLAIN  # where a call does not say
     tenants: frozenset[str] = frozenset()  # who may use it; empty: everybody
@@ -87,10 +86,65 @@ class Model:
             raise NoNodeAvailable("no node has attached yet; try again later")
         return max_model_len
 
+    @abstractmethod
+    async def ready(self, until_s: float = math.inf) -> Model:
+        """Return it with its tokenizer, which may have to be loaded.
+
+        Args:
+            until_s: when its caller gives up, of time.monotonic.
+
+        Raises:
+            TokenizerError: the tokenizer cannot be loaded.
+            DeadlineExceeded, Overloaded: not in time.
+        """
+
+    @abstractmethod
     async def close(self) -> None:
         """End its processes and threads."""
-        await self.grammars.close()
-        await self.tokenizer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadText:
+    """What a model's files say about its text."""
+
+    text: Text
+    tool_format: ToolFormat | None  # in which it writes tool calls; None: not known
+    scoring: ScoringModel = NO_SCORES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model(ListedModel):
+    """One that can be asked: whoever has it has its tokenizer, too."""
+
+    read: ReadText
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+        return self.read.text.tokenizer
+
+    @property
+    def grammars(self) -> GrammarChecker:
+        """Checks grammars for its tokenizer."""
+        return self.read.text.grammars
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """The format in which it writes tool calls; None: not known."""
+        return self.read.tool_format
+
+    @property
+    def scoring(self) -> ScoringModel:
+        """How it scores."""
+        return self.read.scoring
+
+    async def ready(self, until_s: float = math.inf) -> Model:
+        """See ListedModel."""
+        return self
+
+    async def close(self) -> None:
+        """See ListedModel."""
+        await self.read.text.close()
 
 
 def make_model(
@@ -99,7 +153,6 @@ def make_model(
     names: Sequence[str],
     *,
     tool_format: ToolFormat | None = None,
-    grammars: GrammarChecker | None = None,
     embedding: EmbeddingModel | None = None,
     scoring: ScoringModel = NO_SCORES,
     sampling: SamplingDefaults = PLAIN,
@@ -109,8 +162,7 @@ def make_model(
 ) -> Model:
     """Return the model of these names, its own first, that `generator` computes.
 
-    `tool_format`: None: that of its chat template. `grammars`: those of its tokenizer, which other
-    models may have, too; None: they are this model's.
+    `tool_format`: None: that of its chat template.
     """
     if not names:
         raise ValueError("the model needs a name")
@@ -118,11 +170,8 @@ def make_model(
         names=tuple(names),
         created=int(time.time()),
         fingerprint=Fingerprint(names[0]),
-        tokenizer=tokenizer,
-        tool_format=tool_format or tokenizer.tool_format,
-        grammars=grammars or GrammarChecker(GrammarProcess(tokenizer)),
+        read=ReadText(Text(tokenizer), tool_format or tokenizer.tool_format, scoring),
         embedding=embedding or EmbeddingModel(),
-        scoring=scoring,
         generator=generator,
         sampling=sampling,
         tenants=tenants,
@@ -131,7 +180,10 @@ def make_model(
     )
 
 
-def adapted(base: Model, version: Version, adapters: Adapters) -> Model:
+M = TypeVar("M", bound=ListedModel)
+
+
+def adapted(base: M, version: Version, adapters: Adapters) -> M:
     """Return the model that an adapter makes of its base: all but who generates is the same."""
     return replace(
         base,
@@ -157,14 +209,14 @@ def _lacks(name: str, names: Sequence[str]) -> str:
 class Catalog:
     """All models that clients may ask for, by each of their names, their adapters, and cascades."""
 
-    def __init__(self, models: Sequence[Model], cascades: Sequence[Cascade] = ()) -> None:
+    def __init__(self, models: Sequence[ListedModel], cascades: Sequence[Cascade] = ()) -> None:
         """The first model is meant where a call names none."""
         self.default = models[0]
         self._models = tuple(models)
         self._by_name = {name: model for model in models for name in model.names}
         self._cascades = {name: cascade for cascade in cascades for name in cascade.names}
 
-    def __iter__(self) -> Iterator[Model]:
+    def __iter__(self) -> Iterator[ListedModel]:
         return iter(self._models)
 
     def names(self, tenant: str = "") -> list[str]:
@@ -192,7 +244,9 @@ class Catalog:
         for endpoint in {e for c in self._cascades.values() for e in c.endpoints.values()}:
             await endpoint.close()
 
-    def adapters(self, tenant: str = "", may_use: Callable[[str], bool] = _anything) -> list[Model]:
+    def adapters(
+        self, tenant: str = "", may_use: Callable[[str], bool] = _anything
+    ) -> list[ListedModel]:
         """Return the adapters that a tenant may use; `may_use` says so of their names."""
         return [
             adapted(model, version, model.adapters)
@@ -208,7 +262,7 @@ class Catalog:
         tenant: str = "",
         may_use: Callable[[str], bool] = _anything,
         call: bytes | None = None,
-    ) -> Model:
+    ) -> ListedModel:
         """Return the model that a tenant's call asks for.
 
         Args:
@@ -238,7 +292,7 @@ class Catalog:
     def _told(self, tenant: str) -> list[str]:
         return [*self.names(tenant), *self.cascades(tenant)]
 
-    def _adapter(self, name: str, call: bytes | None) -> Model | None:
+    def _adapter(self, name: str, call: bytes | None) -> ListedModel | None:
         for base in self:
             if base.adapters is not None:
                 version = base.adapters.find(name, call)

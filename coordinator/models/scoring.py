@@ -69,6 +69,12 @@ class ScoringModel:
 NO_SCORES: Final = ScoringModel(refusal=_NEITHER)
 
 
+def check_scoring(embedding: EmbeddingModel, name: ScoringName) -> None:
+    """Raise ModelError: the model cannot score as the operator says, whatever its tokenizer."""
+    if name == "cosine" and embedding.refusal:
+        raise ModelError(f"answers.scoring is cosine, but {embedding.refusal}")
+
+
 def scoring_model(
     checkpoint: Checkpoint, tokenizer: Tokenizer, embedding: EmbeddingModel, name: ScoringName
 ) -> ScoringModel:
@@ -77,11 +83,10 @@ def scoring_model(
     Raises:
         ModelError: a file is invalid, or the model cannot score as the operator says.
     """
+    check_scoring(embedding, name)
     if name == "yes-no":
         return ScoringModel(_named(tokenizer))
     if name == "cosine":
-        if embedding.refusal:
-            raise ModelError(f"answers.scoring is cosine, but {embedding.refusal}")
         return ScoringModel()
     modules = Modules.of(checkpoint)
     if "LogitScore" in modules.kinds:

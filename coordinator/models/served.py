@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Final
 
 from coordinator.adapters.life import Adapters
@@ -15,12 +15,13 @@ from coordinator.admission.in_flight import InFlight
 from coordinator.models.cascade import Cascade, make_cascades
 from coordinator.models.cluster import ModelCluster
 from coordinator.models.files import ModelFiles
-from coordinator.models.model import Catalog, Model, make_model
+from coordinator.models.lazy import LazyModel, TextSource
+from coordinator.models.model import Catalog, Fingerprint, ListedModel, Model, make_model
+from coordinator.models.text_files import TextKey
+from coordinator.models.texts import Texts
 from coordinator.nodes.registry import Member
 from coordinator.pools.wakes import Coming, Wakes, needed_pools
 from coordinator.requests.flow import FlowProcess
-from coordinator.text.grammars import GrammarChecker
-from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.parts import ToolFormat
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Drain, NodeState
@@ -35,7 +36,6 @@ from pdserve.shared.slo import ServiceClasses
 
 log = logging.getLogger(__name__)
 
-_BEGUN: Final = 4  # processes that render chats, of 50 MB each
 _LOOK_S: Final = 0.01  # from a request that waits to a look at who should wake: one for many
 
 
@@ -91,17 +91,16 @@ class ServedModels:
         self._next_look: asyncio.TimerHandle | None = None  # for who has begun to wait
         self._clock = clock
         self._loads = {cluster.name: (0, 0) for cluster in self.clusters}
-        grammars = {
-            tokenizer: GrammarChecker(GrammarProcess(tokenizer))
-            for tokenizer in {files.tokenizer for files in all_files}
-        }
-        self.catalog: Final = Catalog(
-            [
-                _model(files, cluster, config.answers, grammars[files.tokenizer])
-                for files, cluster in zip(all_files, self.clusters, strict=True)
-            ],
-            _cascades(config.models) if config.models else (),
-        )
+        self._of_texts: dict[TextKey, list[ModelCluster]] = {}
+        self._preparing: set[asyncio.Task[None]] = set()
+        self.texts: Final = Texts(self._has_node)
+        pairs = list(zip(all_files, self.clusters, strict=True))
+        models: list[ListedModel] = [_model(*pairs[0], config.answers)] if is_one else []
+        if not is_one:
+            models = [_lazy_model(*pair, config.answers, self.texts) for pair in pairs]
+            for pair in pairs:
+                self._prepare_with_nodes(*pair)
+        self.catalog: Final = Catalog(models, _cascades(config.models) if config.models else ())
 
     def __iter__(self) -> Iterator[Member]:
         return (member for cluster in self.clusters for member in cluster.registry)
@@ -181,9 +180,24 @@ class ServedModels:
         self.look()
 
     async def begin(self) -> None:
-        """Start what makes prompts, while nodes are still loading; of most models, when asked."""
-        tokenizers = dict.fromkeys(model.tokenizer for model in self.catalog)
-        await asyncio.gather(*(one.begin() for one in islice(tokenizers, _BEGUN)))
+        """Start what makes prompts, while nodes are still loading; of several models, with them."""
+        if isinstance(model := self.catalog.default, Model):
+            await model.tokenizer.begin()
+
+    def _prepare_with_nodes(self, files: ModelFiles, cluster: ModelCluster) -> None:
+        """Have a model's tokenizer there as long as it has nodes."""
+        self._of_texts.setdefault(files.text.key, []).append(cluster)
+
+        def joined(_: Member) -> None:
+            preparing = asyncio.create_task(self.texts.prepare(files.text))
+            self._preparing.add(preparing)
+            preparing.add_done_callback(self._preparing.discard)
+
+        cluster.registry.on_joined(joined)
+        cluster.registry.on_lost(lambda _: self.texts.trim())
+
+    def _has_node(self, key: TextKey) -> bool:
+        return any(any(True for _ in cluster.registry) for cluster in self._of_texts[key])
 
     def _is_taken(self, number: int, name: str) -> bool:
         """Whether a name means a model, or an adapter of another model than this one."""
@@ -239,20 +253,40 @@ def _cascades(models: str) -> list[Cascade]:
     return make_cascades(file.cascades, file.external)
 
 
-def _model(
-    files: ModelFiles, cluster: ModelCluster, answers: AnswerConfig, grammars: GrammarChecker
-) -> Model:
-    wanted = answers.tool_format
+def _model(files: ModelFiles, cluster: ModelCluster, answers: AnswerConfig) -> Model:
+    """Return the only model, whose tokenizer is loaded at once. Raises ModelError."""
+    tokenizer = files.text.load()
     return make_model(
         cluster.flow,
-        files.tokenizer,
+        tokenizer,
         files.names,
-        tool_format=None if wanted == "auto" else ToolFormat(wanted),
-        grammars=grammars,
+        tool_format=_tool_format(answers),
         embedding=files.embedding,
-        scoring=files.scoring,
+        scoring=files.scoring(tokenizer),
         sampling=files.sampling,
         tenants=files.tenants,
         adapters=cluster.adapters,
         price=files.price,
     )
+
+
+def _lazy_model(
+    files: ModelFiles, cluster: ModelCluster, answers: AnswerConfig, texts: Texts
+) -> LazyModel:
+    return LazyModel(
+        names=tuple(files.names),
+        created=int(time.time()),
+        fingerprint=Fingerprint(files.name),
+        generator=cluster.flow,
+        embedding=files.embedding,
+        sampling=files.sampling,
+        tenants=files.tenants,
+        adapters=cluster.adapters,
+        price=files.price,
+        source=TextSource(texts, files, _tool_format(answers)),
+    )
+
+
+def _tool_format(answers: AnswerConfig) -> ToolFormat | None:
+    wanted = answers.tool_format
+    return None if wanted == "auto" else ToolFormat(wanted)

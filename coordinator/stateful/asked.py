@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from coordinator.api.context import ApiContext, RequestTrace
+from coordinator.api.context import RequestTrace
 from coordinator.api.read.ask import Ask
 from coordinator.api.read.body import convert_request
 from coordinator.api.read.chat import MAX_MESSAGES, ChatRequest
@@ -65,7 +65,7 @@ async def read_asked(
     StoreUnavailable.
     """
     await look(ask.values, store, ask.trace.owner)
-    return _asked_by(ask.values, ask.context, store, ask.trace, find_local)
+    return await _asked_by(ask, store, find_local)
 
 
 async def look(values: dict[str, Any], store: ResponseStore, owner: str) -> None:
@@ -84,17 +84,12 @@ async def look(values: dict[str, Any], store: ResponseStore, owner: str) -> None
     await store.look(owner, *{i for i in ids if isinstance(i, str)})
 
 
-def _asked_by(
-    values: dict[str, Any],
-    context: ApiContext,
-    store: ResponseStore,
-    trace: RequestTrace,
-    find_local: FindResponse,
-) -> Asked:
+async def _asked_by(ask: Ask, store: ResponseStore, find_local: FindResponse) -> Asked:
+    values, trace = ask.values, ask.trace
     order = msgspec.json.encode(values) if values.get("background") is True else b""
     check_items(values, "input")
     body = convert_request(values, ResponseRequest)
-    model = context.model_of(body.model, trace)
+    model = await ask.model(body.model)
     body = structs.replace(body, model=model.name if body.model is None else body.model)
     _check_input(body)
     _check_background(body)

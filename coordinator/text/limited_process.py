@@ -84,6 +84,11 @@ class LimitedProcess:
                 await self.end()
         return answer
 
+    def drop(self) -> None:
+        """End it without waiting for that: nobody will ask it any more."""
+        if self._process is not None and self.is_running:
+            self._process.kill()
+
     async def end(self) -> None:
         """End it, if it has been started."""
         process, self._process = self._process, None

@@ -98,6 +98,13 @@ class Renderers:
         for process in self._all:
             await process.end()
 
+    def drop(self) -> None:
+        """As `close`, without waiting: nobody will ask them any more."""
+        if self._further is not None:
+            self._further.cancel()
+        for process in self._all:
+            process.drop()
+
     # ---- parts ---------------------------------------------------------------------------------
 
     async def _turn(self, payer: str) -> None:

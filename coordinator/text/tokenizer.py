@@ -122,6 +122,11 @@ class Tokenizer:
         """A text of n tokens has at most n times this many characters."""
         return _MAX_SHRINKAGE * self._longest_token
 
+    @property
+    def num_texts(self) -> int:
+        """Number of tokens that have a text."""
+        return self._end
+
     def tokens_from(self, first_id: int) -> dict[int, str]:
         """Return token id |-> text of all tokens from this id on, in order."""
         if first_id >= self._end:

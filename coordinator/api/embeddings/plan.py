@@ -67,7 +67,7 @@ class EmbeddingPlan:
 async def plan_embeddings(ask: Ask) -> EmbeddingPlan:
     """Plan a vector for each input. Raises RequestError."""
     body = convert_request(ask.values, EmbeddingRequest)
-    model = ask.context.model_of(body.model, ask.trace)
+    model = await ask.model(body.model)
     model.embedding.check(body.dimensions)
     terms = service_terms(body, ask.headers, ask.context, ask.trace)
     given = _INPUT.split(body.input, model.max_model_len())

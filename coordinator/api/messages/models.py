@@ -11,7 +11,7 @@ from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.messages.objects import ModelPage, ModelShown
 from coordinator.api.read.ask import Question
 from coordinator.models.cascade import Cascade
-from coordinator.models.model import Model
+from coordinator.models.model import ListedModel
 from pdserve.shared.errors import InvalidRequest
 
 _DEFAULT, _MOST = 20, 1000  # names on a page
@@ -55,10 +55,10 @@ def _limit(text: str | None) -> int:
 
 
 def _shown(context: ApiContext, trace: RequestTrace, name: str) -> ModelShown:
-    found: Cascade | Model | None = context.models.cascade(name, trace.owner)
+    found: Cascade | ListedModel | None = context.models.cascade(name, trace.owner)
     most = None
     if found is None:
-        found = context.model_of(name, trace)
+        found = context.listed(name, trace)
         most = found.generator.max_model_len
     created = datetime.fromtimestamp(found.created, UTC).isoformat().replace("+00:00", "Z")
     return ModelShown(

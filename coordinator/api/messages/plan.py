@@ -21,7 +21,7 @@ async def plan_message(ask: Ask) -> CallPlan:
     context, trace = ask.context, ask.trace
     body = convert_request(ask.values, MessagesRequest)
     chat = chat_request(body)
-    model = context.model_of(body.model, trace)
+    model = await ask.model(body.model)
     terms = service_terms(chat, ask.headers, context, trace)
     message_id = f"msg_{trace.unique}"
     with in_our_words():
@@ -43,7 +43,7 @@ async def plan_message(ask: Ask) -> CallPlan:
 async def count_tokens(ask: Ask) -> CountedTokens:
     """POST /v1/messages/count_tokens: count the tokens of a prompt; nothing is generated."""
     chat = chat_request(convert_request(ask.values, CountRequest))
-    model = ask.context.model_of(chat.model, ask.trace)
+    model = await ask.model(chat.model)
     with in_our_words():
         return CountedTokens(len(await encode_chat(chat, model, counting(ask.trace))))
 

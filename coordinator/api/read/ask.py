@@ -11,7 +11,9 @@ from msgspec import Struct
 
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.read.body import convert_request
+from coordinator.api.read.terms import timeout_of, until
 from coordinator.models.cascade import Cascade
+from coordinator.models.model import Model
 
 _T = TypeVar("_T", bound=Struct)
 
@@ -23,6 +25,16 @@ class Ask(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]  # those that set its terms; names in any case
     context: ApiContext
     trace: RequestTrace  # of an admitted caller
+
+    async def model(self, name: str | None) -> Model:
+        """Return the model of this name, ready to be asked.
+
+        Raises as `ApiContext.listed` and `ListedModel.ready`, and InvalidRequest: the call's
+        time-out is none.
+        """
+        listed = self.context.listed(name, self.trace)
+        timeout_s = timeout_of(self.headers, self.context)
+        return await listed.ready(until(timeout_s, self.trace.received_s))
 
     @property
     def cascade(self) -> Cascade | None:

@@ -52,8 +52,7 @@ class ServiceTerms(msgspec.Struct, frozen=True):
     @property
     def asker(self) -> Asker:
         """For whom the call's texts are tokenised."""
-        until_s = self.received_s + self.timeout_s if self.timeout_s else math.inf
-        return Asker(self.payer, until_s)
+        return Asker(self.payer, until(self.timeout_s, self.received_s))
 
     def prompt(self, token_ids: list[int]) -> Prompt:
         """Return the prompt of these tokens, whose KV is shared as the terms allow."""
@@ -103,7 +102,7 @@ def service_terms(
         hold_s=cls.hold_s,
         tpot_s=cls.tpot_s,
     )
-    timeout_s = _timeout_s(headers) or context.config.deadline_s
+    timeout_s = timeout_of(headers, context)
     cache_salt = tenant.cache_salt(fields.cache_salt or "")
     return ServiceTerms(
         trace.slo,
@@ -180,6 +179,16 @@ def _class_of_tier(fields: CallFields, classes: ServiceClasses) -> SloClass | No
     if fields.service_tier in _HIGHEST:
         return classes.highest
     return classes.lowest if fields.service_tier == _LOWEST else None
+
+
+def timeout_of(headers: Mapping[str, str], context: ApiContext) -> float:
+    """Return the seconds from receipt that a call may take; 0: any. Raises InvalidRequest."""
+    return _timeout_s(headers) or context.config.deadline_s
+
+
+def until(timeout_s: float, received_s: float) -> float:
+    """Return when a call gives up, of time.monotonic."""
+    return received_s + timeout_s if timeout_s else math.inf
 
 
 def _timeout_s(headers: Mapping[str, str]) -> float:

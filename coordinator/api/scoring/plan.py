@@ -56,7 +56,7 @@ async def plan_bare_rerank(ask: Ask) -> ScoringPlan:
 
 async def _rerank(ask: Ask, *, shows_documents: bool) -> ScoringPlan:
     body = convert_request(ask.values, RerankRequest)
-    model = ask.context.model_of(body.model, ask.trace)
+    model = await ask.model(body.model)
     terms = service_terms(body, ask.headers, ask.context, ask.trace)
     texts = [one.text if isinstance(one, Document) else one for one in body.documents]
     pairs = TextPairs([body.query], texts, [(0, index) for index in range(len(texts))], "documents")
@@ -82,7 +82,7 @@ async def _rerank(ask: Ask, *, shows_documents: bool) -> ScoringPlan:
 async def plan_scores(ask: Ask) -> ScoringPlan:
     """Plan a score for each pair. Raises RequestError."""
     body = convert_request(ask.values, ScoreRequest)
-    model = ask.context.model_of(body.model, ask.trace)
+    model = await ask.model(body.model)
     terms = service_terms(body, ask.headers, ask.context, ask.trace)
     first = _side("text_1", body.text_1, "queries", body.queries)
     second = _side("text_2", body.text_2, "documents", body.documents)

@@ -40,6 +40,7 @@ _BY_CLASS: dict[type[BaseException], tuple[int, str, bool]] = {
     errors.BuffersFull: (503, _SERVER, True),
     errors.StoreUnavailable: (503, _SERVER, True),
     errors.AdaptersFull: (409, _INVALID, False),
+    errors.TokenizerError: (503, _SERVER, True),
     errors.UnusableLogits: (500, _SERVER, False),
     errors.TransferError: (502, _SERVER, False),
     errors.StaleIncarnation: (502, _SERVER, False),

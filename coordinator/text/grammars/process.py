@@ -35,6 +35,11 @@ class GrammarProcess:
         return self._process.pid
 
     @property
+    def pids(self) -> list[int]:
+        """The ids of the processes that run: one, or none."""
+        return [] if self.pid is None else [self.pid]
+
+    @property
     def has_begun(self) -> bool:
         """Whether it has its vocabulary. Else who comes first waits for that, `BEGIN_S` at most."""
         return self._has_begun and self._process.is_running
@@ -57,6 +62,10 @@ class GrammarProcess:
     async def close(self) -> None:
         """End the process if it is running."""
         await self._process.end()
+
+    def drop(self) -> None:
+        """As `close`, without waiting: nobody will ask it any more."""
+        self._process.drop()
 
     # ---- parts ---------------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ def _packed(checkpoint: Checkpoint) -> str:
 
 
 def _tokenizer(checkpoint: Checkpoint) -> str:
-    from coordinator.models.files import check_vocabulary
+    from coordinator.models.text_files import check_vocabulary
     from coordinator.text import Tokenizer
     from pdserve.engine.models.config import load_model_config
     from pdserve.model_files.end_tokens import described as ends_described
@@ -99,7 +99,7 @@ def _tokenizer(checkpoint: Checkpoint) -> str:
 
     backend, named = read_tokenizer(checkpoint.path)
     num_ids = load_model_config(checkpoint).vocab_size
-    check_vocabulary(Tokenizer(backend, named, num_ids=num_ids), checkpoint)
+    check_vocabulary(Tokenizer(backend, named, num_ids=num_ids), checkpoint.path)
     kind = type(backend.model).__name__
     begins = [backend.id_to_token(token) for token in backend.encode("").ids]
     begin = f"; texts begin with {' '.join(map(str, begins))}" if begins else ""

@@ -1,4 +1,4 @@
-"""A tokenizer and a model that do not belong together are told at the start."""
+"""A tokenizer and a model that do not belong together are told as it is loaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from coordinator.models.files import ModelFiles, read_model_files
+import coordinator.text
+from coordinator.models.files import read_model_files
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CheckpointConfig
@@ -26,8 +27,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(folder: Path) -> ModelFiles:
-    return read_model_files(CheckpointConfig(model=str(folder)), AnswerConfig())
+def load(folder: Path) -> coordinator.text.Tokenizer:
+    return read_model_files(CheckpointConfig(model=str(folder)), AnswerConfig()).text.load()
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
@@ -52,7 +53,7 @@ def test_a_model_larger_than_its_tokenizer_is_usual(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     edit_config(folder, vocab_size=NUM_IDS + 100)
-    tokenizer = load(folder).tokenizer
+    tokenizer = load(folder)
     assert not caplog.records
     tokenizer.check_ids([0, NUM_IDS + 99], "p")
     with pytest.raises(InvalidRequest, match=f"from 0 to {NUM_IDS + 99}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tracemalloc
 from dataclasses import replace
@@ -19,6 +20,7 @@ from coordinator.pools.wake_times import FIRST_WAKE_S
 from coordinator.pools.wakes import FOLLOW_S, MIN_AWAKE_S, ModelNow, Waiting
 from coordinator.requests.flow import FlowProcess
 from coordinator.service import CoordinatorService
+from coordinator.text import Tokenizer
 from pdserve.findings.checks import findings
 from pdserve.findings.finding import Level
 from pdserve.metrics import CoordinatorMetrics, pieces_of_all
@@ -37,12 +39,13 @@ from pdserve.protocol.version import PROTOCOL
 from pdserve.settings.config import CheckpointConfig, CoordinatorConfig
 from pdserve.settings.timeouts import SharedTimeouts
 from pdserve.shared.clock import ManualClock
-from pdserve.shared.errors import ConfigError, ModelNotFound, PdserveError
+from pdserve.shared.errors import ConfigError, ModelNotFound, PdserveError, TokenizerError
 from pdserve.shared.slo import parse_slo_classes
 from tests.checkpoints import make_checkpoint
 from tests.fakes.generator import FakeGenerator, node_status, tiny_tokenizer
 from tests.fakes.hellos import node_hello
 from tests.fakes.members import join, report, said_to
+from tests.unit.coordinator.api.harness import served as api_of
 
 FILE = """
 [models.small]
@@ -97,7 +100,7 @@ def test_names_mean_models_and_some_are_for_some() -> None:
             models.find(name, tenant)
 
 
-def test_a_node_joins_its_model_and_no_other(served: ServedModels) -> None:
+async def test_a_node_joins_its_model_and_no_other(served: ServedModels) -> None:
     welcome = Welcome(coordinator_id="c", incarnation="1", protocol=PROTOCOL)
     service = CoordinatorService(served.clusters, welcome, SharedTimeouts())
 
@@ -119,7 +122,7 @@ def test_a_node_joins_its_model_and_no_other(served: ServedModels) -> None:
         joined(again)  # it is a member still, though of another model
 
 
-def test_a_wake_is_expected_where_a_node_may_wake_and_none_is_loading(
+async def test_a_wake_is_expected_where_a_node_may_wake_and_none_is_loading(
     served: ServedModels,
 ) -> None:
     first, second = served.clusters
@@ -138,7 +141,7 @@ def test_a_wake_is_expected_where_a_node_may_wake_and_none_is_loading(
 
 
 @pytest.mark.parametrize(("leader", "waited_s"), [("1", 0.0), ("0", FIRST_WAKE_S + FOLLOW_S)])
-def test_each_coordinator_has_what_waits_for_it_woken(
+async def test_each_coordinator_has_what_waits_for_it_woken(
     served: ServedModels, monkeypatch: pytest.MonkeyPatch, leader: str, waited_s: float
 ) -> None:
     first, second = served.clusters
@@ -186,7 +189,7 @@ async def test_a_request_whose_nodes_have_gone_has_its_model_woken(
     running.cancel("the test is over")
 
 
-def test_a_node_on_standby_is_not_taken_for_those_that_are_about_to_come_back(
+async def test_a_node_on_standby_is_not_taken_for_those_that_are_about_to_come_back(
     served: ServedModels,
 ) -> None:
     """The coordinator was started again."""
@@ -204,7 +207,7 @@ def test_a_node_on_standby_is_not_taken_for_those_that_are_about_to_come_back(
     assert isinstance(order, SetRole)
 
 
-def test_places_on_nodes_are_bounded_for_all_models_together(served: ServedModels) -> None:
+async def test_places_on_nodes_are_bounded_for_all_models_together(served: ServedModels) -> None:
     first, second = served.clusters
     assert first.flow.max_inflight == second.flow.max_inflight == 7
     assert served.of_name("mini") is served.of_name(None) is first
@@ -276,13 +279,12 @@ def test_a_chat_template_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "m.toml"
     file.write_text('[models.a]\nsource = "same"\nchat_template = "chat.jinja"')
     (files,) = read_all_model_files(CoordinatorConfig(models=str(file)))
-    template = files.tokenizer.chat_template
+    template = files.text.load().chat_template
     assert template is not None
     assert template.source == "{{ messages[0].content }}!"
 
 
-def test_equal_tokenizers_are_one(tmp_path: Path) -> None:
-    """Its processes are started when chats come, but for the first few."""
+async def test_equal_tokenizers_are_one(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "same", "llama")
     shutil.copytree(tmp_path / "same", tmp_path / "copy")
     shutil.copytree(tmp_path / "same", tmp_path / "changed")
@@ -300,13 +302,69 @@ def test_equal_tokenizers_are_one(tmp_path: Path) -> None:
     )
     (tmp_path / "m.toml").write_text(file)
     found = read_all_model_files(CoordinatorConfig(models=str(tmp_path / "m.toml")))
-    a, b, c, d, e = (served_from(found).catalog.find(name) for name in "abcde")
+    served = served_from(found)
+    a, b, c, d, e = [await served.catalog.find(name).ready() for name in "abcde"]
     assert a.tokenizer is b.tokenizer
     assert d.tokenizer is e.tokenizer
-    assert len({a.tokenizer, c.tokenizer, d.tokenizer}) == 3
-    grammars = [model.grammars for model in served_from(found).catalog]
-    assert grammars[0] is grammars[1]
-    assert len({*grammars}) == 3
+    assert a.grammars is b.grammars
+    assert len({a.tokenizer, c.tokenizer, d.tokenizer}) == len(served.texts) == 3
+
+
+async def test_a_tokenizer_is_loaded_when_its_model_has_a_node_or_is_asked_for(
+    served: ServedModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    async def begin(tokenizer: Tokenizer) -> None:
+        begun.append(tokenizer)
+
+    monkeypatch.setattr(Tokenizer, "begin", begin)
+    for model in served.catalog:
+        assert model.names
+        served.catalog.status()
+    assert not len(served.texts)
+    join(served.clusters[1].registry, "d0", NodeRole.DECODE)
+    await asyncio.gather(*served._preparing)
+    assert len(served.texts) == 1
+    model = await served.catalog.find("small").ready()
+    assert begun == [model.tokenizer]
+    assert len(served.texts) == 1, "the other one's is equal"
+    await served.catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json cannot be read"),
+        ("tokenizer.json", "{}", "missing required field `model`"),
+        ("tokenizer.json", None, "has no tokenizer.json"),
+        ("tokenizer_config.json", "[]", "must hold a JSON object"),
+    ],
+)
+def test_a_damaged_tokenizer_is_told_at_the_start(
+    tmp_path: Path, file: str, content: str | None, said: str
+) -> None:
+    damaged = make_checkpoint(tmp_path / "a", "llama") / file
+    damaged.unlink(missing_ok=True)
+    if content is not None:
+        damaged.write_text(content)
+    (tmp_path / "m.toml").write_text('[models.a]\nsource = "a"')
+    with pytest.raises(TokenizerError, match=f"m.toml: models.a: .*{said}"):
+        read_all_model_files(CoordinatorConfig(models=str(tmp_path / "m.toml")))
+
+
+async def test_a_tokenizer_that_has_changed_since_is_an_error_of_the_call(
+    tmp_path: Path, served: ServedModels
+) -> None:
+    (tmp_path / "same/chat_template.jinja").write_text("{{ messages }}")
+    async with api_of(catalog=served.catalog) as api:
+        async with api.chat(model="small") as response:
+            told = (await response.json())["error"]
+            assert (response.status, told["code"]) == (503, "tokenizer_error")
+            assert "'small' cannot be asked now" in told["message"]
+            assert str(tmp_path) not in told["message"]
+        async with api.client.get("/v1/models") as response:
+            assert [one["id"] for one in (await response.json())["data"]] == ["small", "mini"]
 
 
 def test_a_registered_model_that_is_not_used_costs_half_a_megabyte(tmp_path: Path) -> None:
