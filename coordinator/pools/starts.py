@@ -17,7 +17,10 @@ _ANY: Final = ""
 
 
 class Starts:
-    """The starts of one coordinator's members: from their first word until they can work."""
+    """The starts of one coordinator's members: from their first word until they can work.
+
+    A node that wakes as another model's has not started: that takes a running process less.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,8 @@ class Starts:
 
     def _changed(self, member: Member) -> None:
         has_loaded = member.is_ready or member.is_standby
-        if member.load.state is NodeState.LOADING and not has_loaded:
+        is_start = not member.hello.has_woken
+        if is_start and member.load.state is NodeState.LOADING and not has_loaded:
             self._began_s.setdefault(member, self._clock.now())
         elif has_loaded and member in self._began_s:
             self._times.learn(_ANY, self._clock.now() - self._began_s.pop(member))

@@ -57,9 +57,14 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
 
 
 def plan(
-    config: NodeConfig, role: NodeRole, cores: CorePlan, place: Place | None = None
+    config: NodeConfig,
+    role: NodeRole,
+    cores: CorePlan,
+    place: Place | None = None,
+    *,
+    has_woken: bool = False,
 ) -> Planned:
-    """Plan a life. Raises as `run`."""
+    """Plan a life; `has_woken`: there was one before. Raises as `run`."""
     name, config = node_of_model(config)
     model = plan_models(config, role)
     if name:
@@ -70,7 +75,7 @@ def plan(
     if place is not None and not on_cpu:
         raise ConfigError(f"several places compute on CPUs, not {model.device}: add --device cpu")
     others = other_models(config, name) if on_cpu else []
-    return Planned(config, role, model, tier_blocks, name, others, place)
+    return Planned(config, role, model, tier_blocks, name, others, place, has_woken)
 
 
 async def _lives(
@@ -90,7 +95,7 @@ async def _lives(
             place.leave()
         weights = WeightsConfig(model=model)
         planned = await asyncio.to_thread(
-            plan, replace(config, checkpoint=weights), role, cores, place
+            plan, replace(config, checkpoint=weights), role, cores, place, has_woken=True
         )
         if signals.has_heard:
             return

@@ -94,6 +94,7 @@ class Planned:
     name: str = ""  # its model's in the file of models; empty: there is no such file
     may_become: Sequence[str] = ()  # other models of that file
     place: Place | None = None  # that it has on a node of several; None: the node is its own
+    has_woken: bool = False  # its process was another model's node before
 
 
 async def live(
@@ -135,6 +136,7 @@ class Node:
         self._config = config
         self._name = planned.name
         self._may_become = planned.may_become
+        self._has_woken = planned.has_woken
         self._model = model
         self._cores = cores
         self._phases: Phases | None = None  # of a node that splits its cores, once it has loaded
@@ -389,6 +391,7 @@ class Node:
             model_name=self._name,
             may_become=list(self._may_become),
             place_of=self._config.place.place_of or self._config.place.ledger,
+            has_woken=self._has_woken,
             arithmetic="" if self._model.precision is None else self._model.arithmetic,
         )
 

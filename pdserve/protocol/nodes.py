@@ -154,6 +154,7 @@ class NodeHello(Message, frozen=True):
     # in its pool then. Empty: as the revision says.
     arithmetic: str = ""
     place_of: str = ""  # the node whose cores and memory it shares with other models; empty: none
+    has_woken: bool = False  # its process was a node of another model before
 
     def refusal(self, role: NodeRole) -> str:
         """Why the node can never work for a pool; empty: it can."""
