@@ -26,6 +26,7 @@ class Absent:
         self._now = now
         self._noted: dict[tuple[Absence, str], tuple[float, str]] = {}  # (when, why), oldest first
         self._roles: dict[str, NodeRole] = {}  # of those that were lost
+        self._models: dict[str, str] = {}  # as which they were ready
         registry.on_joined(lambda member: self.forget(member.node_id))
         registry.on_lost(self._note_lost)
         registry.on_refused(lambda node_id, reason: self._note("refused", node_id, reason))
@@ -34,7 +35,13 @@ class Absent:
         """Return them, those first that have been missed for longest."""
         now_s = self._now()
         return [
-            AbsentNode(node_id=node_id, absence=absence, reason=reason, since_s=now_s - at_s)
+            AbsentNode(
+                node_id=node_id,
+                absence=absence,
+                reason=reason,
+                since_s=now_s - at_s,
+                model=self._models.get(node_id, ""),
+            )
             for (absence, node_id), (at_s, reason) in self._noted.items()
             if now_s - at_s < KEPT_S[absence]
         ]
@@ -50,13 +57,18 @@ class Absent:
         """It is back, perhaps as a node of another model."""
         for absence in KEPT_S:
             self._noted.pop((absence, node_id), None)
+        self._lost_no_longer(node_id)
+
+    def _lost_no_longer(self, node_id: str) -> None:
         self._roles.pop(node_id, None)
+        self._models.pop(node_id, None)
 
     def _note_lost(self, member: Member) -> None:
         if member.load.state is not NodeState.DRAINING:
             reason = member.load.reason or "its stream broke, or nothing was heard of it"
             self._note("lost", member.node_id, reason)
             self._roles[member.node_id] = member.role
+            self._models[member.node_id] = member.hello.model_name if member.is_ready else ""
 
     def _note(self, absence: Absence, node_id: str, reason: str) -> None:
         self._noted.pop((absence, node_id), None)
@@ -65,4 +77,4 @@ class Absent:
             oldest = absence, node_id = next(iter(self._noted))
             del self._noted[oldest]
             if absence == "lost":
-                self._roles.pop(node_id, None)
+                self._lost_no_longer(node_id)

@@ -99,6 +99,7 @@ class AbsentNode(Message, frozen=True, kw_only=True):
     absence: Absence
     reason: str
     since_s: float  # it was lost, or refused for the last time
+    model: str = ""  # as which it was ready; empty: it was not, or there is only one
 
 
 class RecentCalls(Message, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from pdserve.commands.cluster.placement import (
 )
 from pdserve.node.memory.meminfo import available_bytes
 from pdserve.node.start.cores import plan_cores
+from pdserve.protocol.status import ClusterStatus
 from pdserve.settings.access import AccessConfig
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import (
@@ -253,6 +254,29 @@ def plan_node(
         prefix=config.prefix,
         timeouts=config.timeouts.part(NodeTimeouts),
     )
+
+
+def planned_again(plan: ProcessPlan, status: ClusterStatus) -> ProcessPlan:
+    """The plan by which a node that has ended starts again, if the coordinator says this now.
+
+    Of several models, it begins as the one that it was ready as. If another place of its node has
+    that one by now, it begins as the first one that none of them has.
+    """
+    config = plan.config
+    if not isinstance(config, NodeConfig) or not config.models:
+        return plan
+    was = [n.model for n in status.nodes if n.node_id == plan.name and n.state == "ready"]
+    was += [node.model for node in status.coordinator.absent if node.node_id == plan.name]
+    beside = {
+        node.model
+        for node in status.nodes
+        if node.place_of and node.place_of == config.place.place_of and node.node_id != plan.name
+    }
+    names = read_models(config.models).models
+    likely = [*was, config.checkpoint.model, *names]
+    found = (name for name in likely if name in names and name not in beside)
+    model = WeightsConfig(model=next(found, config.checkpoint.model))
+    return ProcessPlan(plan.name, plan.kind, replace(config, checkpoint=model))
 
 
 def crowding(plans: Sequence[ProcessPlan], cores: Sequence[int], *, has_mps: bool) -> str:

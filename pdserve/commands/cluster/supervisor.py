@@ -22,7 +22,7 @@ from typing import Self
 from pdserve.commands.cluster.child import Child, Exit, LineSink, Process
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.coordinator_http import Trust
-from pdserve.commands.cluster.plan import COORDINATOR, Machine, ProcessPlan
+from pdserve.commands.cluster.plan import COORDINATOR, Machine, ProcessPlan, planned_again
 from pdserve.commands.cluster.readiness import wait_until
 from pdserve.commands.cluster.site import Site, ThisMachine, remote_site
 from pdserve.commands.cluster.status import fetch_status
@@ -73,6 +73,7 @@ class Cluster:
         self._restarts = restarts
         self._before_nodes = before_nodes
         self._plans: dict[str, ProcessPlan] = {}
+        self._restarted: dict[str, ProcessPlan] = {}  # of what was not started as planned
         self._processes: dict[str, Process] = {}
         self._exits: asyncio.Queue[Exit] = asyncio.Queue()
         self._retired: set[str] = set()  # nodes that were drained for good
@@ -153,7 +154,7 @@ class Cluster:
 
     def command_line(self, name: str) -> list[str]:
         """The command that starts the process by hand, for instance as a replacement."""
-        return [*self._command, *self._plans[name].arguments]
+        return [*self._command, *self._restarted.get(name, self._plans[name]).arguments]
 
     async def status(self) -> ClusterStatus:
         """The current status, from the coordinator.
@@ -204,7 +205,8 @@ class Cluster:
         """Start a process that has ended, and wait until it is ready.
 
         A node's new incarnation is ready, or `on_standby`, at the coordinator, which may be away
-        for a while; the coordinator, when it answers. To start what has ended as it began, pass
+        for a while; the coordinator, when it answers. Of several models, a node is that which it
+        was. To start what has ended as it began, pass
         `begins_on_standby`.
 
         Raises:
@@ -218,8 +220,11 @@ class Cluster:
         else:
             self._on_standby.discard(name)
         former: NodeStatus | None = None
+        self._restarted.pop(name, None)
         with suppress(ClusterError):
-            former = (await self.status()).node(name)
+            status = await self.status()
+            former = status.node(name)
+            self._restarted[name] = planned_again(self._plans[name], status)
         self._start(name)
 
         def is_ready(status: ClusterStatus) -> bool:

@@ -14,7 +14,7 @@ from coordinator.observers.endings import CallWatch
 from pdserve.protocol import NodeRole, NodeState
 from pdserve.protocol.status import RecentCalls
 from pdserve.shared.clock import ManualClock
-from tests.fakes.members import join
+from tests.fakes.members import join, report
 
 SUMMARY = RequestSummary(
     request_id="r",
@@ -52,6 +52,19 @@ def test_a_lost_node_is_missed_until_it_is_back() -> None:
     assert cluster.told() == [("lost", "d0", 5)]
     assert [role for role in NodeRole if cluster.absent.misses(role)] == [NodeRole.DECODE]
     join(cluster.registry, "d0", NodeRole.DECODE)
+    assert cluster.told() == []
+    assert not cluster.absent.misses(NodeRole.DECODE)
+
+
+@pytest.mark.parametrize(("state", "model"), [(NodeState.READY, "m"), (NodeState.LOADING, "")])
+def test_of_a_lost_node_it_tells_as_which_model_it_was_ready(state: NodeState, model: str) -> None:
+    """Whoever starts it again does not begin with a model that may have ended it."""
+    cluster = Cluster()
+    member = join(cluster.registry, "d0", NodeRole.DECODE, model_name="m")
+    report(cluster.registry, member, NodeRole.DECODE, state=state)
+    cluster.registry.remove(member)
+    assert [node.model for node in cluster.absent.nodes()] == [model]
+    cluster.absent.forget("d0")
     assert cluster.told() == []
     assert not cluster.absent.misses(NodeRole.DECODE)
 

@@ -1,12 +1,15 @@
 import pytest
+from msgspec.structs import replace
 
 from pdserve.commands.cli.main import build_parser
 from pdserve.commands.cluster.config import ClusterConfig
-from pdserve.commands.cluster.plan import Machine, crowding, plan_cluster
+from pdserve.commands.cluster.plan import Machine, crowding, plan_cluster, planned_again
+from pdserve.protocol.status import AbsentNode, ClusterStatus, CoordinatorStatus
 from pdserve.settings.config import CheckpointConfig, EngineConfig
 from pdserve.settings.flags import config_from
 from pdserve.settings.timeouts import Timeouts
 from pdserve.shared.errors import ConfigError
+from tests.fakes.generator import node_status
 
 
 def plan(config: ClusterConfig, machine: Machine | None = None):
@@ -42,6 +45,42 @@ def test_the_coordinator_is_told_its_cores():
 def test_pools_that_scale_help_each_other_where_there_are_two(mode):
     coordinator = plan(ClusterConfig(mode=mode, autoscale="1:2"))[0].config
     assert coordinator.routing.rebalance is (mode != "colocated")
+
+
+@pytest.mark.parametrize(
+    ("was", "beside", "expected"),
+    [
+        ("c", "b", "c"),
+        ("c", "c", "a"),  # it has woken there meanwhile
+        ("", "b", "a"),  # it was not ready
+        ("", "a", "b"),
+        ("gone", "b", "a"),  # the file has changed
+    ],
+)
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_a_place_starts_again_as_what_it_was(tmp_path, was, beside, expected, is_noticed):
+    file = tmp_path / "models.toml"
+    shared = 'shared = { decode = 1, at_once = 2, memory = "1MiB" }\n'
+    file.write_text(shared + "".join(f'[models.{m}]\nsource = "{m}"\nmin = {{}}\n' for m in "abc"))
+    plans = plan(ClusterConfig(mode="colocated", models=str(file)))
+    assert [p.config.checkpoint.model for p in plans[1:]] == ["a", "b"]
+    place_of = plans[1].config.place.place_of
+    other = replace(node_status("decode-1", "decode"), model=beside, place_of=place_of)
+    same = replace(node_status("decode-0", "decode"), model=was, place_of=place_of)
+    absent = AbsentNode(node_id="decode-0", absence="lost", reason="r", since_s=1.0, model=was)
+    status = ClusterStatus(
+        model="a, b, c",
+        mode="colocated",
+        ready=True,
+        inflight=0,
+        waiting=0,
+        nodes=[other] if is_noticed else [same, other],
+        coordinator=CoordinatorStatus(absent=[absent] if is_noticed else []),
+    )
+    again = planned_again(plans[1], status)
+    assert again.config.checkpoint.model == expected
+    assert replace(again.config, checkpoint=plans[1].config.checkpoint) == plans[1].config
+    assert planned_again(plans[0], status) is plans[0]
 
 
 def test_too_few_cores_are_said_with_numbers():

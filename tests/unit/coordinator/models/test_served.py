@@ -122,6 +122,17 @@ async def test_a_node_joins_its_model_and_no_other(served: ServedModels) -> None
         joined(again)  # it is a member still, though of another model
 
 
+async def test_a_node_that_is_back_as_another_models_is_not_missed(served: ServedModels) -> None:
+    first, second = served.clusters
+    first.registry.remove(join(first.registry, "d0", NodeRole.DECODE, model_name="small"))
+    assert [(node.node_id, node.model) for node in served.absent()] == [("d0", "small")]
+    back = join(second.registry, "d0", NodeRole.DECODE)
+    assert served.absent() == []
+    assert not first.absent.misses(NodeRole.DECODE)
+    second.registry.remove(back)
+    assert len(served.absent()) == 1
+
+
 async def test_a_wake_is_expected_where_a_node_may_wake_and_none_is_loading(
     served: ServedModels,
 ) -> None:
