@@ -43,15 +43,17 @@ class ModelsBenchConfig(ConfigStruct, frozen=True):
         ),
     ] = msgspec.field(default_factory=list)
     threads: Annotated[int, Meta(ge=0, description="{threads} of commands; 0: one per core")] = 0
-    wakes: Annotated[Count, Meta(description="requests, each to a model that sleeps")] = 40
-    pause_s: Annotated[Seconds, Meta(description="from the end of one of these to the next")] = 3.0
-    requests: Annotated[Count, Meta(description="of the mix, of models by Zipf's law")] = 160
-    streams: Annotated[Count, Meta(description="of the mix, at a time")] = 4
+    wakes: Annotated[Count, Meta(description="requests, each to a model that sleeps")] = 16
+    pause_s: Annotated[Seconds, Meta(description="from the end of one of these to the next")] = 2.0
+    mix_s: Annotated[Seconds, Meta(description="of requests to models by Zipf's law")] = 30.0
+    streams: Annotated[Count, Meta(description="of these, at a time")] = 4
     prompt_tokens: Annotated[Count, Meta(description="prompt length")] = 64
     output_tokens: Annotated[Count, Meta(description="output length")] = 16
     seed: Annotated[int, Meta(ge=0, description="random seed of prompts and of the mix")] = 0
-    start_s: Annotated[Seconds, Meta(description="deadline until a server is ready")] = 600.0
-    round_s: Annotated[Seconds, Meta(description="deadline of each part")] = 600.0
+    start_s: Annotated[
+        Seconds, Meta(description="deadline until a server is ready, and for each first answer")
+    ] = 120.0
+    request_s: Annotated[Seconds, Meta(description="deadline of each further request")] = 30.0
     json: Annotated[bool, Meta(description="print JSON")] = False
 
     def __post_init__(self) -> None:
@@ -82,7 +84,7 @@ class ModelsRow(msgspec.Struct, frozen=True, kw_only=True):
     mix_ttft_ms: Percentiles
     mix_e2e_ms: Percentiles
     sent: int
-    failed: int  # refused, failed, or did not end in time
+    failed: int  # refused, failed, or without a token in time
     errors: dict[str, int]  # error |-> count
 
 

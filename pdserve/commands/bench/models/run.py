@@ -3,17 +3,19 @@
 Each server has memory for `awake` models. Models are asked in turn, one request at a time, so that
 each sleeps when its turn comes, wherever who was not asked for longest goes to sleep. Before that,
 each is asked once: files are in memory then, and packed. Then come streams that ask for models by
-Zipf's law: the second one half as often as the first, and so on.
+Zipf's law: the second one half as often as the first, and so on. They end after a given time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections import Counter
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from time import monotonic
 
 from rich.table import Table
 
@@ -32,6 +34,8 @@ from pdserve.shared.errors import ConfigError
 from pdserve.shared.process.exit_codes import FAILED, OK
 
 _WARM, _WAKES, _MIX = range(3)  # purposes of random numbers
+_MOST_A_SECOND = 64  # requests of the mix
+_TOLD = 4  # wakes between two lines of progress
 
 
 def run(config: ModelsBenchConfig, setup: dict[str, object]) -> int:
@@ -84,27 +88,43 @@ async def measured(server: str, url: str, config: ModelsBenchConfig) -> ModelsRo
     """Measure a server that has just started. Raises ClusterError: a model does not answer."""
     async with open_session(keeps_connections=False) as session:
         client = OpenLoopClient(session, url, config.names[0])
-        say(f"{server}: each model for the first time")
-        await client.one_by_one(_warm_ups(config), "warm-up", config.round_s)
-        say(f"{server}: {config.wakes} requests to models that sleep")
-        wakes = await client.run(in_turn(config), "wakes", config.round_s / config.wakes)
-        say(f"{server}: {config.requests} requests by Zipf's law, {config.streams} at a time")
-        mix = await client.run_closed(by_zipf(config), "mix", config.streams, config.round_s)
-    outcomes = [*wakes.outcomes, *mix.outcomes]
+        begun_s = monotonic()
+        await client.one_by_one(_warm_ups(config), "warm-up", config.start_s)
+        say(f"{server}: each model for the first time, {monotonic() - begun_s:.0f} s")
+        wakes = await _wakes(server, client, config)
+        say(f"{server}: by Zipf's law, {config.streams} at a time, {config.mix_s:g} s")
+        mix = await client.run_closed(by_zipf(config), "mix", config.streams, config.mix_s)
+    asked = [one for one in mix.outcomes if one.sent_s]
+    ended = [one for one in asked if one.end != "unfinished"]
+    late = [
+        one
+        for one in asked
+        if one.end == "unfinished" and not one.arrivals_s
+        if mix.elapsed_s - one.sent_s >= config.request_s
+    ]
+    failed = [one for one in (*wakes, *ended) if one.end != "finished"] + late
     return ModelsRow(
         server=server,
-        wake_ttft_ms=Percentiles.of([one.ttft_s for one in wakes.outcomes]),
-        mix_tokens_per_s=throughput(mix.outcomes),
-        mix_ttft_ms=Percentiles.of([one.ttft_s for one in mix.outcomes]),
-        mix_e2e_ms=Percentiles.of([one.e2e_s for one in mix.outcomes]),
-        sent=len(outcomes),
-        failed=sum(one.end != "finished" for one in outcomes),
-        errors=dict(Counter(_complaint(one) for one in outcomes if one.end != "finished")),
+        wake_ttft_ms=Percentiles.of([one.ttft_s for one in wakes]),
+        mix_tokens_per_s=throughput(asked),
+        mix_ttft_ms=Percentiles.of([one.ttft_s for one in ended]),
+        mix_e2e_ms=Percentiles.of([one.e2e_s for one in ended]),
+        sent=len(wakes) + len(ended) + len(late),
+        failed=len(failed),
+        errors=dict(Counter(one.error or "no answer in time" for one in failed)),
     )
 
 
-def _complaint(outcome: Outcome) -> str:
-    return outcome.error or "not ended in time"
+async def _wakes(server: str, client: OpenLoopClient, config: ModelsBenchConfig) -> list[Outcome]:
+    """Ask a model that sleeps after the other, and tell how it goes."""
+    outcomes: list[Outcome] = []
+    for request in in_turn(config):
+        await asyncio.sleep(config.pause_s)
+        outcomes += (await client.run([request], "wakes", config.request_s)).outcomes
+        if len(outcomes) % _TOLD == 0 or len(outcomes) == config.wakes:
+            ttft_ms = Percentiles.of([one.ttft_s for one in outcomes]).text(0)
+            say(f"{server}: {len(outcomes)} of {config.wakes} asleep, token 1 after {ttft_ms} ms")
+    return outcomes
 
 
 def _warm_ups(config: ModelsBenchConfig) -> list[TimedRequest]:
@@ -112,40 +132,24 @@ def _warm_ups(config: ModelsBenchConfig) -> list[TimedRequest]:
 
 
 def in_turn(config: ModelsBenchConfig) -> list[TimedRequest]:
-    """Requests that each come after the one before, so that its model has slept for longest."""
+    """Requests each of which asks the model that has slept for longest."""
     return [
-        _request(
-            config,
-            config.names[number % config.models],
-            _WAKES,
-            number,
-            after=number - 1 if number else None,
-            think_s=config.pause_s,
-        )
+        _request(config, config.names[number % config.models], _WAKES, number)
         for number in range(config.wakes)
     ]
 
 
 def by_zipf(config: ModelsBenchConfig) -> list[TimedRequest]:
-    """The requests of the mix."""
+    """The requests of the mix: more than are sent."""
     shares = [1 / rank for rank in range(1, config.models + 1)]
-    names = Random(config.seed).choices(config.names, shares, k=config.requests)
+    num_most = math.ceil(config.mix_s * _MOST_A_SECOND)
+    names = Random(config.seed).choices(config.names, shares, k=num_most)
     return [_request(config, name, _MIX, number) for number, name in enumerate(names)]
 
 
-def _request(
-    config: ModelsBenchConfig,
-    model: str,
-    purpose: int,
-    number: int,
-    *,
-    after: int | None = None,
-    think_s: float = 0.0,
-) -> TimedRequest:
+def _request(config: ModelsBenchConfig, model: str, purpose: int, number: int) -> TimedRequest:
     prompt = random_ids(config.prompt_tokens, [config.seed, purpose, number])
-    return TimedRequest(
-        0.0, "models", prompt, config.output_tokens, after=after, think_s=think_s, model=model
-    )
+    return TimedRequest(0.0, "models", prompt, config.output_tokens, model=model)
 
 
 def _table(report: ModelsReport, config: ModelsBenchConfig, caption: str) -> Table:

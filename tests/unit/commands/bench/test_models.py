@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from aiohttp import web
 
 from pdserve.commands.bench.checkpoints.shapes import SHAPES
 from pdserve.commands.bench.models.config import ModelsBenchConfig
-from pdserve.commands.bench.models.run import by_zipf, in_turn, measured, write_models
+from pdserve.commands.bench.models.run import by_zipf, measured, write_models
 from pdserve.settings.models import read_models
 from pdserve.shared.errors import ConfigError
 from tests.fakes.http import serving
@@ -37,7 +38,7 @@ class Server:
 
 
 def config_of(**fields: object) -> ModelsBenchConfig:
-    few = {"models": 4, "wakes": 6, "requests": 10, "pause_s": 0.001, "output_tokens": 2}
+    few = {"models": 4, "wakes": 6, "mix_s": 0.5, "pause_s": 0.001, "output_tokens": 2}
     return ModelsBenchConfig(**few | fields)  # type: ignore[arg-type]
 
 
@@ -46,23 +47,42 @@ async def test_models_are_asked_in_turn_and_then_by_zipf() -> None:
     async with serving(web.post("/v1/completions", server.complete)) as url:
         row = await measured("one", url, config)
     assert server.asked[:10] == ["m0", "m1", "m2", "m3", "m0", "m1", "m2", "m3", "m0", "m1"]
-    assert Counter(server.asked[10:]) == Counter(one.model for one in by_zipf(config))
-    assert len(server.prompts) == 20, "none finds the KV of another"
-    assert (row.sent, row.failed, row.wake_ttft_ms.count) == (16, 0, 6)
-    assert row.mix_tokens_per_s > 0
+    mix = server.asked[10:]
+    assert Counter(mix) == Counter(one.model for one in by_zipf(config)[: len(mix)])
+    assert len(server.prompts) == len(server.asked), "none finds the KV of another"
+    assert (row.failed, row.wake_ttft_ms.count) == (0, 6)
+    assert len(mix) - config.streams <= row.sent - 6 <= len(mix)
+    assert row.sent == 6 or row.mix_tokens_per_s > 0  # a machine may stand still for half a second
+
+
+async def test_a_server_that_answers_no_more_does_not_keep_it_waiting() -> None:
+    server, over = Server(), asyncio.Event()
+
+    async def complete(request: web.Request) -> web.StreamResponse:
+        if len(server.asked) >= 4:  # each was there once
+            await over.wait()
+        return await server.complete(request)
+
+    config = config_of(request_s=0.001)
+    async with serving(web.post("/v1/completions", complete)) as url, asyncio.timeout(60.0):
+        row = await measured("one", url, config)
+        over.set()
+    assert row.errors == {"no answer in time": config.wakes + config.streams}
+    assert row.mix_tokens_per_s == 0
 
 
 async def test_what_fails_is_counted() -> None:
     server, config = Server(broken="m1"), config_of()
     async with serving(web.post("/v1/completions", server.complete)) as url:
         row = await measured("one", url, config)
-    num_asked = sum(one.model == "m1" for one in [*in_turn(config), *by_zipf(config)])
-    assert row.failed == num_asked
-    assert row.errors == {"503 no memory": num_asked}
+    num_asked = server.asked.count("m1") - 1  # the first time it answers
+    assert num_asked - config.streams <= row.failed <= num_asked
+    assert row.errors == {"503 no memory": row.failed}
 
 
 def test_shares_are_zipf_s() -> None:
-    asked = Counter(one.model for one in by_zipf(config_of(requests=5000)))
+    requests = by_zipf(config_of(mix_s=100.0))[:5000]
+    asked = Counter(one.model for one in requests)
     for rank in range(1, 5):
         assert asked[f"m{rank - 1}"] == pytest.approx(2400 / rank, rel=0.1)
 
