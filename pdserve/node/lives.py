@@ -1,7 +1,9 @@
 """The process of a node: as a node of one model, and then of each other one that it is to become.
 
 A life (`runtime.py`) ends when the node has drained. Nothing of it is left in the next one but the
-process, with all that it has imported, and pages of files in memory.
+process, with all that it has imported, and pages of files in memory. If the next model cannot be
+served (its files are damaged or others by now, or there is no room), the node is one of the model
+before again: whoever asks for that one is not to suffer.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pdserve.node.start.model import set_threads, share_of
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig, WeightsConfig
 from pdserve.settings.models import check_digest, node_of_model, other_models
-from pdserve.shared.errors import ConfigError
+from pdserve.shared.errors import CapacityError, ConfigError, ModelError, PdserveError
 from pdserve.shared.process.collector import freeze_loaded_objects
 from pdserve.shared.process.open_files import raise_file_limit
 from pdserve.shared.process.signals import StopSignals
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 
 # A node has a few connections to each other node, beside files of its own. This is for thousands.
 MOST_FILES = 1 << 16
+_REFUSALS = (ConfigError, ModelError, CapacityError)  # of models that cannot be served
 SWITCH_INTERVAL_S = 0.0005  # how long the engine's thread may have to wait for the interpreter lock
 
 
@@ -84,8 +87,16 @@ async def _lives(
     signals = StopSignals()
     if planned.may_become:  # so that what lives end with is collected, and quickly
         freeze_loaded_objects()
+    was = ""  # the last model that it has served
     while True:
-        model, role = await live(planned, cores, make, signals)
+        try:
+            model, role = await live(planned, cores, make, signals)
+            was = planned.name
+        except _REFUSALS as error:
+            if was in ("", planned.name):
+                raise
+            _log_refusal(planned.name, was, error)
+            model, role = was, planned.role
         if not model or signals.has_heard:
             return
         place = planned.place
@@ -93,10 +104,20 @@ async def _lives(
         gc.collect()
         if place is not None:
             place.leave()
-        weights = WeightsConfig(model=model)
-        planned = await asyncio.to_thread(
-            plan, replace(config, checkpoint=weights), role, cores, place, has_woken=True
-        )
+
+        def woken(name: str, role: NodeRole = role, place: Place | None = place) -> Planned:
+            weights = WeightsConfig(model=name)
+            return plan(replace(config, checkpoint=weights), role, cores, place, has_woken=True)
+
+        try:
+            planned = await asyncio.to_thread(woken, model)
+        except _REFUSALS as error:
+            _log_refusal(model, was, error)
+            planned = await asyncio.to_thread(woken, was)
         if signals.has_heard:
             return
         signals = StopSignals()
+
+
+def _log_refusal(name: str, was: str, error: PdserveError) -> None:
+    log.error("cannot become a node of %s, and is one of %s again: %s", name, was, error)
