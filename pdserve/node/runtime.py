@@ -149,7 +149,9 @@ class Node:
         self._memory = memory = make_kv_memory(role, model, gives_back=planned.place is not None)
         budget = None if planned.place is None else planned.place.memory_of(memory)
         self._ranks = ranks = start_other_ranks(config, model, cores, memory, self._security)
-        self.loading = Loading(config, cores, model, memory, ranks.others)
+        self.loading = Loading(
+            config, cores, model, memory, ranks.others, is_awaited=planned.has_woken
+        )
         served, hosts = ModelFacts.of(model), ranks.kv_hosts
         self._parts = parts = make_parts(
             config, role, served, memory, planned.tier_blocks, lambda: self._state, hosts, budget

@@ -93,19 +93,22 @@ def step_costs(
     runner: Runner,
     before_each: Callable[[], None] = lambda: None,
     measure: Measure = measured_profile,
+    *,
+    is_awaited: bool = False,
 ) -> KnownCosts:
     """Read, measure or guess the costs, as the config says. Slow, so for a thread.
 
     Overwrites blocks of the pool. `before_each` is called before each measured step, and may raise
-    to stop the profiling.
+    to stop the profiling. `is_awaited`: requests wait, so that any profile is taken that is kept.
     """
     if config.profile == "off":
         return KnownCosts(GUESS)
     folder = cache_folder("profiles")
     limits = step_limits(engine, model)
     key = profile_key(model, limits)
-    kept = read_profile(folder, key) if folder is not None and config.profile == "auto" else None
-    if kept is None or kept.error > POOR:
+    reads = config.profile == "auto" or is_awaited
+    kept = read_profile(folder, key) if folder is not None and reads else None
+    if kept is None or (kept.error > POOR and not is_awaited):
         new = measure(limits, runner, config.profile_s, before_each)
         if kept is None or new.error < kept.error:
             kept = new

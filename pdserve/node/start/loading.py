@@ -30,7 +30,10 @@ class Loading:
         model: NodeModel,
         memory: KvPool,
         ranks: RankLoader | None = None,
+        *,
+        is_awaited: bool = False,
     ) -> None:
+        """`is_awaited`: requests wait for it."""
         self.progress = 0.0  # share of the weights that are loaded; heartbeats report it
         self._is_abandoned = False
         self._config = config
@@ -38,6 +41,7 @@ class Loading:
         self._model = model
         self._memory = memory
         self._ranks = ranks
+        self._is_awaited = is_awaited
         self.draft: DraftModel | Head | None = None  # if there is to be one
         self.slowdowns: Slowdowns | None = None  # of a node whose phases share its cores
         # Called before each step that is measured, with what raises if none is wanted any more.
@@ -65,7 +69,14 @@ class Loading:
             self._ranks,
         )
         before = partial(self.before_step, self.check_wanted)
-        costs = step_costs(config.profile, config.engine, self._model, runner, before)
+        costs = step_costs(
+            config.profile,
+            config.engine,
+            self._model,
+            runner,
+            before,
+            is_awaited=self._is_awaited,
+        )
         if self._model.draft is not None:
             self.draft = load_draft(self._model, self._model.draft, config, before)
         if config.multiplexed:

@@ -133,7 +133,11 @@ def costs_of_a_start(
 
 
 def known_costs(
-    folder: Path, profile: Literal["auto", "fresh", "off"], measure: Measure
+    folder: Path,
+    profile: Literal["auto", "fresh", "off"],
+    measure: Measure,
+    *,
+    is_awaited: bool = False,
 ) -> tuple[KnownCosts, int]:
     """As costs_of_a_start."""
     num_steps = 0
@@ -147,7 +151,8 @@ def known_costs(
     config = ProfileConfig(profile=profile, profile_s=0.05)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        return step_costs(config, ENGINE, model, runner, stepped, measure), num_steps
+        found = step_costs(config, ENGINE, model, runner, stepped, measure, is_awaited=is_awaited)
+        return found, num_steps
 
 
 def taken(profiles: Iterator[Profile]) -> Measure:
@@ -180,6 +185,17 @@ def test_a_profile_from_a_bad_moment_is_measured_again_and_the_better_one_kept(
     used = [costs_of_a_start(tmp_path, "auto", taken(made))[0] for _ in range(4)]
     assert used == [COSTS, COSTS, GUESS, GUESS]
     assert next(made, None) is None
+
+
+@pytest.mark.parametrize("profile", ["auto", "fresh"])
+def test_a_wake_measures_only_what_was_never_measured(
+    tmp_path: Path, profile: Literal["auto", "fresh"]
+) -> None:
+    """Requests wait for it: three seconds more, as often as the machine is busy."""
+    made = iter([Profile(COSTS, 0.4)])
+    for _ in range(3):
+        found, _ = known_costs(tmp_path, profile, taken(made), is_awaited=True)
+        assert found.costs == COSTS
 
 
 def test_a_profile_that_fits_nothing_is_not_used(tmp_path: Path) -> None:
