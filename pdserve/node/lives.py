@@ -27,7 +27,7 @@ from pdserve.node.start.draft import plan_models
 from pdserve.node.start.model import set_threads, share_of
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig, WeightsConfig
-from pdserve.settings.models import check_digest, node_of_model, other_models
+from pdserve.settings.models import node_of_model
 from pdserve.shared.errors import CapacityError, ConfigError, ModelError, PdserveError
 from pdserve.shared.process.collector import freeze_loaded_objects
 from pdserve.shared.process.open_files import raise_file_limit
@@ -68,17 +68,17 @@ def plan(
     has_woken: bool = False,
 ) -> Planned:
     """Plan a life; `has_woken`: there was one before. Raises as `run`."""
-    name, config = node_of_model(config)
+    node = node_of_model(config)
+    config = node.config
     model = plan_models(config, role)
-    if name:
-        check_digest(config.models, name, model.checkpoint.revision)
+    node.check_digest(model.checkpoint.revision)
     check_splits(config, role, cores, model)
     tier_blocks = make_tier_blocks(config, model)
     on_cpu = model.device.type == "cpu"  # what a GPU keeps of a life is not known
     if place is not None and not on_cpu:
         raise ConfigError(f"several places compute on CPUs, not {model.device}: add --device cpu")
-    others = other_models(config, name) if on_cpu else []
-    return Planned(config, role, model, tier_blocks, name, others, place, has_woken)
+    others = node.others if on_cpu else []
+    return Planned(config, role, model, tier_blocks, node.name, others, place, has_woken)
 
 
 async def _lives(

@@ -157,41 +157,41 @@ def parse_models(text: str, path: Path) -> ModelsFile:
     return replace(found, models=models, cascades=cascades, external=external)
 
 
-def node_of_model(config: NodeConfig) -> tuple[str, NodeConfig]:
-    """Return a node's model's name in its models file, and the node as it is with that model.
+class NodeOfModel(NamedTuple):
+    """A node as it is with one model of its file."""
 
-    Without such a file the name is empty, and the node as it was.
+    name: str  # of the model; empty: there is no such file
+    config: NodeConfig
+    # Others that it could serve instead: none where ranks in other processes or on other hosts have
+    # loaded the model, too.
+    others: list[str]
+    digest: str  # what the revision of its checkpoint has to begin with
+
+    def check_digest(self, revision: str) -> None:
+        """Raise ConfigError: it is pinned to other files than those of `revision`."""
+        if not revision.startswith(self.digest):
+            raise ConfigError(
+                f"{self.config.models}: models.{self.name} is pinned to {self.digest[:12]}, but "
+                f"its files are {revision[:12]}: bring the old ones back, or pin it anew (pdserve "
+                "models)"
+            )
+
+
+def node_of_model(config: NodeConfig) -> NodeOfModel:
+    """Return a node as it is with its model; without a file of models, as it was.
 
     Raises:
         ConfigError: as `read_models`, or the file has no such model.
     """
     if not config.models:
-        return "", config
+        return NodeOfModel("", config, [], "")
     file = read_models(config.models)
     name, model = file.find(config.checkpoint.model or next(iter(file.models)))
     engine = model.engine(config.engine)
-    return name, replace(config, checkpoint=model.checkpoint, engine=engine)
-
-
-def check_digest(file: str, name: str, revision: str) -> None:
-    """Raise ConfigError: a model of the file is pinned to other files than those of `revision`."""
-    digest = read_models(file).models[name].digest
-    if not revision.startswith(digest):
-        raise ConfigError(
-            f"{file}: models.{name} is pinned to {digest[:12]}, but its files are "
-            f"{revision[:12]}: bring the old ones back, or pin it anew (pdserve models)"
-        )
-
-
-def other_models(config: NodeConfig, name: str) -> list[str]:
-    """Return the models of a node's file that it could serve instead of the one of this name.
-
-    None where ranks in other processes or on other hosts have loaded the model, too.
-    """
-    has_ranks = config.engine.tensor_parallel > 1 or config.engine.pipeline_parallel > 1
-    if not name or has_ranks or config.engine.rank_hosts:
-        return []
-    return [other for other in read_models(config.models).models if other != name]
+    has_ranks = engine.tensor_parallel > 1 or engine.pipeline_parallel > 1 or engine.rank_hosts
+    others = [] if has_ranks else [other for other in file.models if other != name]
+    found = replace(config, checkpoint=model.checkpoint, engine=engine)
+    return NodeOfModel(name, found, others, model.digest)
 
 
 def _check(file: ModelsFile) -> None:

@@ -61,11 +61,12 @@ def test_models_are_read_with_paths_from_the_file(tmp_path: Path) -> None:
 def test_a_node_is_that_of_a_model_of_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, TWO)
     config = NodeConfig(models=file, checkpoint=WeightsConfig(model="org/big"))
-    name, node = node_of_model(config)
+    name, node, others, _ = node_of_model(config)
+    assert others == ["small"]
     assert name == "org/big"
     assert node.checkpoint == WeightsConfig(model="org/big", revision="v2")
-    assert node_of_model(NodeConfig(models=file))[0] == "small"
-    assert node_of_model(NodeConfig()) == ("", NodeConfig())
+    assert node_of_model(NodeConfig(models=file)).name == "small"
+    assert node_of_model(NodeConfig()).config == NodeConfig()
     with pytest.raises(ConfigError, match="no model 'smal'; did you mean `small`"):
         node_of_model(NodeConfig(models=file, checkpoint=WeightsConfig(model="smal")))
 

@@ -239,7 +239,7 @@ def _node(arguments: argparse.Namespace, role: NodeRole) -> int:
     from pdserve.node.start.prefetch import prefetch_weights
     from pdserve.settings.models import node_of_model
 
-    prefetch_weights(node_of_model(config)[1])
+    prefetch_weights(node_of_model(config).config)
     from pdserve.commands.cli import node
 
     node.run(config, role)

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -180,6 +181,7 @@ def choose_kernels(
     return KernelChoice(variant, digests[variant])
 
 
+@lru_cache(maxsize=64)  # a node that wakes as another model asks again
 def digest_of(
     variant: str,
     dtype: ActivationDtype,

@@ -10,7 +10,7 @@ import pytest
 from pdserve.commands.cli.models import added, removed, run
 from pdserve.node.start.model import plan_model
 from pdserve.settings.config import NodeConfig, WeightsConfig
-from pdserve.settings.models import check_digest, node_of_model, read_models
+from pdserve.settings.models import node_of_model, read_models
 from pdserve.shared.errors import ConfigError
 from tests.checkpoints import make_checkpoint
 
@@ -68,18 +68,19 @@ def test_a_pinned_model_is_refused_once_its_files_change(file: Path) -> None:
     small = read_models(str(file)).models["small"]
     assert "[models.small]  # the one\ndigest = " in file.read_text()
 
-    def revision() -> str:
-        config = NodeConfig(models=str(file), checkpoint=WeightsConfig(model="small"))
-        return plan_model(node_of_model(config)[1]).checkpoint.revision
+    config = NodeConfig(models=str(file), checkpoint=WeightsConfig(model="small"))
 
-    check_digest(str(file), "small", revision())
+    def revision() -> str:
+        return plan_model(node_of_model(config).config).checkpoint.revision
+
+    node_of_model(config).check_digest(revision())
     assert revision() == small.digest
     make_checkpoint(file.parent / "small", "llama", seed=9)
     with pytest.raises(ConfigError, match=r"models.small is pinned .* but its files are"):
-        check_digest(str(file), "small", revision())
+        node_of_model(config).check_digest(revision())
     run(str(file), "unpin", ["small"])
     assert file.read_text() == TEXT
-    check_digest(str(file), "small", revision())
+    node_of_model(config).check_digest(revision())
 
 
 @pytest.mark.parametrize(
