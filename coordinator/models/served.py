@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Final
 
 from coordinator.adapters.life import Adapters
@@ -88,7 +89,8 @@ class ServedModels:
         for cluster in self.clusters:
             cluster.registry.on_joined(self._forget_absence)
         self._incarnation = incarnation
-        self._next_look: asyncio.TimerHandle | None = None  # for who has begun to wait
+        self._next_look: asyncio.TimerHandle | None = None  # for those who wait
+        self._look_due_s = inf  # when that is
         self._clock = clock
         self._loads = {cluster.name: (0, 0) for cluster in self.clusters}
         self._of_texts: dict[TextKey, list[ModelCluster]] = {}
@@ -170,13 +172,24 @@ class ServedModels:
             if member is not None:
                 log.info("%s is to become a node of %s", order.node_id, order.model)
                 member.send(Drain(become=order.model))
+        self._look_in(self._wakes.again_s - now_s)
 
     def _forget_absence(self, member: Member) -> None:
         for cluster in self.clusters:
             cluster.absent.forget(member.node_id)
 
+    def _look_in(self, seconds: float) -> None:
+        """Look then at the latest."""
+        due_s = self._clock.now() + seconds
+        if due_s >= self._look_due_s:
+            return
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._look_due_s = due_s
+        self._next_look = asyncio.get_running_loop().call_later(seconds, self._look_now)
+
     def _look_now(self) -> None:
-        self._next_look = None
+        self._next_look, self._look_due_s = None, inf
         self.look()
 
     async def begin(self) -> None:
@@ -241,8 +254,8 @@ class ServedModels:
         self._loads[self.clusters[number].name] = inflight, waiting
         sums = [sum(numbers) for numbers in zip(*self._loads.values(), strict=True)]
         self._on_load(sums[0], sums[1])
-        if waiting and self._next_look is None:
-            self._next_look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_now)
+        if sums[1]:  # also what has ended may leave a node to those who wait for another model
+            self._look_in(_LOOK_S)
         if sums[1] > waiting:
             for cluster in self.clusters:
                 cluster.flow.look()

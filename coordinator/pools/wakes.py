@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
 from coordinator.pools.role_changes import NEEDED
@@ -118,6 +119,7 @@ class Wakes:
     pools: Sequence[frozenset[NodeRole]]  # a model needs a node of each
     times: WakeTimes = field(default_factory=lambda: WakeTimes(ORDER_S))
     num_ordered: Counter[str] = field(default_factory=Counter)  # by model
+    again_s: float = inf  # when a node may leave that some wait for, and had just woken
     _orders: dict[str, _Ordered] = field(default_factory=dict)  # by node id
     _since_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # node |-> (life, ready)
     _failed: dict[str, tuple[int, float]] = field(default_factory=dict)  # (times, when)
@@ -141,6 +143,7 @@ class Wakes:
     def decide(self, models: Sequence[ModelNow], now_s: float, *, leads: bool = True) -> list[Wake]:
         """Return the orders to give now; they are taken to be given."""
         self._follow(models, now_s)
+        self.again_s = inf
         wakes = []
         asking = models if leads else [self._left_waiting(model) for model in models]
         for model in sorted(asking, key=lambda m: -self._gain(m, now_s)):
@@ -261,7 +264,11 @@ class Wakes:
             return False
         is_its_own = self._num_staying(model, node.role) <= model.least.get(node.role, 0)
         least_s = min(MIN_AWAKE_S, AWAKE_WAKES * self.times.expected_s(name))
-        return not is_its_own and now_s - self._since_s[node.node_id][1] >= least_s
+        leaves_s = self._since_s[node.node_id][1] + least_s
+        if is_its_own or now_s >= leaves_s:
+            return not is_its_own
+        self.again_s = min(self.again_s, leaves_s)
+        return False
 
     def _num_staying(self, model: ModelNow, role: NodeRole) -> int:
         return sum(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import tracemalloc
 from dataclasses import replace
@@ -15,7 +16,7 @@ from coordinator.generation import GenerationRequest
 from coordinator.models.files import ModelFiles, read_all_model_files
 from coordinator.models.model import Catalog, make_model
 from coordinator.models.overview import whole_status
-from coordinator.models.served import ServedModels
+from coordinator.models.served import _LOOK_S, ServedModels
 from coordinator.pools.wake_times import FIRST_WAKE_S
 from coordinator.pools.wakes import FOLLOW_S, MIN_AWAKE_S, ModelNow, Waiting
 from coordinator.requests.flow import FlowProcess
@@ -198,6 +199,32 @@ async def test_a_request_whose_nodes_have_gone_has_its_model_woken(
     join(first.registry, "d1", NodeRole.DECODE)
     assert not second.absent.misses(NodeRole.DECODE)
     running.cancel("the test is over")
+
+
+async def test_who_waits_is_looked_at_as_soon_as_a_node_may_leave(
+    served: ServedModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not with the next heartbeat."""
+    first, second = served.clusters
+    clock = served._clock
+    assert isinstance(clock, ManualClock)
+    node = join(first.registry, "d0", NodeRole.DECODE, may_become=["other"])
+    report(first.registry, node, NodeRole.DECODE, leader="1")
+    monkeypatch.setattr(first, "_least", {})
+    asked = ModelNow("other", {}, [], [Waiting("", 0.1, 60.0)])
+    monkeypatch.setattr(second, "now", lambda: asked)
+    served.look()
+    assert served._look_due_s == clock.now() + MIN_AWAKE_S
+    served._load_changed(0, 0, 0)
+    assert served._look_due_s > clock.now() + _LOOK_S, "nobody is in a line"
+    served._load_changed(1, 0, 1)
+    served._load_changed(0, 0, 0)
+    assert served._look_due_s == clock.now() + _LOOK_S
+    clock.advance(MIN_AWAKE_S)
+    async with asyncio.timeout(60.0):
+        while said_to(node) != [Drain(become="other")]:
+            await asyncio.sleep(_LOOK_S)
+    assert served._look_due_s == math.inf
 
 
 async def test_a_node_on_standby_is_not_taken_for_those_that_are_about_to_come_back(

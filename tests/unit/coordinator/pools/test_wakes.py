@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -63,7 +64,9 @@ def test_a_model_without_nodes_gets_one_that_is_idle() -> None:
     wakes, now_s = known(model("a", nodes), model("b"))
     asked = [model("a", nodes), model("b", waiting=waits(1))]
     assert wakes.decide(asked, now_s - 0.1) == []  # not awake for long enough
+    assert wakes.again_s == now_s
     assert wakes.decide(asked, now_s) == [Wake("d1", "b")]
+    assert wakes.again_s == math.inf
     assert wakes.decide(asked, now_s) == []  # one is coming
     assert wakes.num_ordered == {"b": 1}
 
