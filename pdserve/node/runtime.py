@@ -133,10 +133,7 @@ class Node:
         config, role, model = planned.config, planned.role, planned.model
         self.becomes = ""  # the model to go on with when this one has drained; empty: none
         self._drain = drain
-        self._config = config
-        self._name = planned.name
-        self._may_become = planned.may_become
-        self._has_woken = planned.has_woken
+        self._config, self._planned = config, planned
         self._model = model
         self._cores = cores
         self._phases: Phases | None = None  # of a node that splits its cores, once it has loaded
@@ -149,9 +146,7 @@ class Node:
         self._memory = memory = make_kv_memory(role, model, gives_back=planned.place is not None)
         budget = None if planned.place is None else planned.place.memory_of(memory)
         self._ranks = ranks = start_other_ranks(config, model, cores, memory, self._security)
-        self.loading = Loading(
-            config, cores, model, memory, ranks.others, is_awaited=planned.has_woken
-        )
+        self.loading = Loading(config, cores, model, memory, ranks.others, wakes=planned.has_woken)
         served, hosts = ModelFacts.of(model), ranks.kv_hosts
         self._parts = parts = make_parts(
             config, role, served, memory, planned.tier_blocks, lambda: self._state, hosts, budget
@@ -279,7 +274,7 @@ class Node:
     async def serve(self, runner: Runner, signals: StopSignals) -> None:
         """Accept legs until SIGTERM, then finish those in progress, within `drain_s`."""
         forget_files()
-        if not self._may_become:
+        if not self._planned.may_become:
             freeze_loaded_objects()
         with LoopWatch() as watch:
             self._parts.metrics.watch_loop(watch)
@@ -390,10 +385,10 @@ class Node:
             protocol=PROTOCOL,
             late_last=has_late_last(self._config.policy.prefill_policy),
             weights=self._model.weights,
-            model_name=self._name,
-            may_become=list(self._may_become),
+            model_name=self._planned.name,
+            may_become=list(self._planned.may_become),
             place_of=self._config.place.place_of or self._config.place.ledger,
-            has_woken=self._has_woken,
+            has_woken=self._planned.has_woken,
             arithmetic="" if self._model.precision is None else self._model.arithmetic,
         )
 

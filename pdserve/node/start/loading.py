@@ -31,9 +31,9 @@ class Loading:
         memory: KvPool,
         ranks: RankLoader | None = None,
         *,
-        is_awaited: bool = False,
+        wakes: bool = False,
     ) -> None:
-        """`is_awaited`: requests wait for it."""
+        """`wakes`: the node was one of another model, and requests wait."""
         self.progress = 0.0  # share of the weights that are loaded; heartbeats report it
         self._is_abandoned = False
         self._config = config
@@ -41,7 +41,7 @@ class Loading:
         self._model = model
         self._memory = memory
         self._ranks = ranks
-        self._is_awaited = is_awaited
+        self._wakes = wakes
         self.draft: DraftModel | Head | None = None  # if there is to be one
         self.slowdowns: Slowdowns | None = None  # of a node whose phases share its cores
         # Called before each step that is measured, with what raises if none is wanted any more.
@@ -75,7 +75,7 @@ class Loading:
             self._model,
             runner,
             before,
-            is_awaited=self._is_awaited,
+            is_awaited=self._wakes,
         )
         if self._model.draft is not None:
             self.draft = load_draft(self._model, self._model.draft, config, before)
