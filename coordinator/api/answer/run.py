@@ -109,13 +109,18 @@ class _Streaming:
                 await stream.open(request, call.headers)
             made, self._made = self._made, []
             if await send_new(
-                call, self._plan, stream.send, self._ids, is_first=is_first, made=made
+                call,
+                self._plan,
+                stream.send,
+                self._ids,
+                is_first=is_first,
+                made=made,
+                send_last=stream.send_last,
             ):
                 self._sent_s = clock.now()
             elif clock.now() >= self._sent_s + keep_alive_s:  # tokens may come without any text
                 await stream.keep_alive()
                 self._sent_s = clock.now()
-        await stream.close()
 
     def _send_at_once(self, ready: list[ArrivedEvent]) -> bool:
         """See Arrivals: what a client that reads is to see of tokens that end nothing."""
@@ -141,9 +146,11 @@ async def send_new(
     *,
     is_first: bool,
     made: Sequence[bytes] = (),
+    send_last: Callable[[list[bytes]], Awaitable[None]] | None = None,
 ) -> bool:
     """Send the events that were not sent before, and return whether there were any.
 
+    The last ones of a call are sent by `send_last`, if it is given, even if there are none.
     `is_first` adds the opening events; those `made` already come before all others. Events of many
     tokens are sent while they are made. With `ids` they get ids, and those that the client has are
     left out.
@@ -172,7 +179,9 @@ async def send_new(
         add(0, plan.format.closing(call.usage))  # all choices are over: the order is certain
         if plan.saved is not None:
             await plan.saved()
-    if events:
+    if call.is_finished and send_last is not None:
+        await send_last(events)
+    elif events:
         await send(events)
     return bool(sent or events)
 

@@ -136,6 +136,15 @@ class SseStream:
         """Send framed events in one write."""
         await self._write(b"".join(events))
 
+    async def send_last(self, events: Sequence[bytes]) -> None:
+        """Send framed events, and end the response: in one write, if they are short."""
+        text = b"".join(events)
+        if self._outbox.is_short(len(text)):
+            await self._response.write_eof(text)
+        else:
+            await self._write(text)
+            await self.close()
+
     async def keep_alive(self) -> None:
         """Send what only shows that the connection is alive."""
         await self._write(self._keep_alive)
