@@ -16,7 +16,7 @@ MAX_LINES = 50_000
 MAX_FAULTS = 100  # told of one file
 MAX_ID_CHARS = 512
 _MAX_EMPTY = MAX_LINES  # empty ones besides
-_AT_A_TIME = 256  # lines in a turn of the event loop, of which others have theirs between
+_AT_A_TIME = 256  # lines in a turn of the event loop, or the database, which others want, too
 _PREFIX_BYTES = 512
 _NOT_YOURS = ("slo_class", "priority")  # lines run in the lowest class of their tenant's
 _FIRST = ("system", "instructions", "tools")  # what prompts begin with, and then
@@ -54,17 +54,19 @@ class LineReader:
         self._number = 0  # of the line, from 1, with empty ones
 
     async def read(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[list[Line]]:
-        """Yield the good lines of each chunk, up to what makes the file faulty."""
+        """Yield good lines, some at a time, up to what makes the file faulty."""
         rest = b""
         async for chunk in chunks:
             *whole, rest = (rest + chunk).split(b"\n")
-            yield await self._good(whole)
+            async for lines in self._good(whole):
+                yield lines
             if len(rest) > self._max_body_bytes:
                 self._fault("line_too_long", f"it has more than {self._max_body_bytes} bytes")
                 return
             if self._is_full:
                 break
-        yield await self._good([rest])
+        async for lines in self._good([rest]):
+            yield lines
         if self.num_lines > MAX_LINES or self._number > MAX_LINES + _MAX_EMPTY:
             most = f"at most {MAX_LINES} lines, and {_MAX_EMPTY} empty ones"
             self._fault("too_many_lines", f"a batch can have {most}")
@@ -80,7 +82,7 @@ class LineReader:
             or self._number > MAX_LINES + _MAX_EMPTY
         )
 
-    async def _good(self, texts: list[bytes]) -> list[Line]:
+    async def _good(self, texts: list[bytes]) -> AsyncIterator[list[Line]]:
         lines: list[Line] = []
         for text in texts:
             if self._is_full:
@@ -88,8 +90,12 @@ class LineReader:
             if (line := self._line(text)) is not None:
                 lines.append(line)
             if self._number % _AT_A_TIME == 0:
+                if lines:
+                    yield lines
+                    lines = []
                 await asyncio.sleep(0)
-        return lines
+        if lines:
+            yield lines
 
     def _line(self, text: bytes) -> Line | None:
         self._number += 1

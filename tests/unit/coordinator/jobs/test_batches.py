@@ -184,6 +184,16 @@ async def test_of_a_file_of_empty_lines_few_are_read_and_others_have_their_turns
     assert num_turns >= 300, "of 256 lines each"
 
 
+async def test_lines_of_a_chunk_are_written_some_at_a_time() -> None:
+    """18,000 short ones fit into a MiB: to write these keeps a database busy for a second."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"".join(json.dumps(line(n)).encode() + b"\n" for n in range(600))
+
+    reader = limits.LineReader(CHAT.path, CHUNK_BYTES)
+    assert [len(found) async for found in reader.read(chunks())] == [256, 256, 88]
+
+
 async def test_files_are_listed_read_and_deleted() -> None:
     async with served(cluster()) as api:
         long = "x" * (2 * CHUNK_BYTES + 17)
