@@ -37,6 +37,7 @@ MAX_FILE_BYTES = 200 * 2**20
 MAX_LISTED = 10_000
 _UPLOAD_S = 3600.0  # for a whole upload
 _MAX_FIELD_BYTES = 256
+_MAX_FORM_BYTES = 2**20  # besides the file
 _FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 _MULTIPART = "multipart/form-data"
 
@@ -48,6 +49,9 @@ async def upload_file(request: web.Request) -> web.Response:
     callers.begin(context, trace)
     if request.content_type != _MULTIPART:
         raise web.HTTPUnsupportedMediaType(text=f"the request body must be {_MULTIPART}")
+    size = request.content_length
+    if size is not None and size > MAX_FILE_BYTES + _MAX_FORM_BYTES:  # before it is sent
+        raise web.HTTPRequestEntityTooLarge(MAX_FILE_BYTES, size)
     await runner.files.check_room(trace.owner, 0)
     upload = runner.files.begin()
     try:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -232,6 +233,19 @@ async def test_what_of_a_file_is_not_written_yet_is_counted_as_bodies_are() -> N
         async with api.client.post("/v1/files", data=parts(), headers=form) as response:
             assert (await response.json())["error"]["param"] == "purpose"
         assert api.server_context.bodies.num_bytes == 0
+
+
+async def test_a_file_that_is_too_large_is_refused_before_it_is_sent() -> None:
+    head = (
+        "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000000\r\n"
+        "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    )
+    async with served(cluster()) as api, asyncio.timeout(DEADLINE_S):
+        at = urlsplit(api.server.url)
+        reader, writer = await asyncio.open_connection(at.hostname, at.port)
+        writer.write(head.encode())
+        assert b" 413 " in await reader.readline()
+        writer.close()
 
 
 async def test_a_chunk_has_memory_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
