@@ -18,7 +18,7 @@ from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.books import Booking, Books
 from coordinator.routing.outlook import Outlook, Times
 from coordinator.routing.placement import Placement
-from coordinator.routing.sides import HARMLESS, USUAL_TPOT_S, OnOneNode, keeps, score
+from coordinator.routing.sides import HARMLESS, USUAL_TPOT_S, OnOneNode, choose, keeps
 from pdserve.protocol import NodeRole, Slo
 from pdserve.rules.batch import SAFETY
 from pdserve.shared.clock import Clock
@@ -76,12 +76,7 @@ def choose_start(slo: Slo, on_prefill_node: Placement, on_decode_node: OnOneNode
     has_promise = bool(slo.ttft_s or slo.tpot_s)
     if has_promise and on_decode_node.harm <= HARMLESS and keeps(slo, other, SAFETY):
         return other
-    cost = score(slo, other.ttft_s, other.tpot_s) + on_decode_node.harm
-    return (
-        other
-        if cost < score(slo, on_prefill_node.ttft_s, on_prefill_node.tpot_s)
-        else (on_prefill_node)
-    )
+    return choose(slo, on_prefill_node, on_decode_node)
 
 
 def flows_from(member: Member) -> bool:

@@ -316,9 +316,8 @@ class Router:
         if outlook.ends_with_token_1:
             times, idle_tpot_s = Times(times.ttft_s, 0.0), 0.0
         placement = self._placement(outlook, None, slot, times, idle_tpot_s)
-        harm, num_steps = float(near.harm[index]), float(near.num_steps[index])
         has_place = near.has_place(index) and not self._books.is_overloaded(slot)
-        return OnOneNode(placement, harm, num_steps, has_place)
+        return OnOneNode(placement, float(near.harm[index]), has_place)
 
     def _fit(self, outlook: Outlook, slots: Ints, near: OneNode) -> Ints:
         """Return the slots without nodes whose streams would cost their host more than they add."""

@@ -177,7 +177,7 @@ def test_under_overload_prompts_do_not_wait_for_places_that_handoffs_take():
 def test_long_prompts_alone_do_not_harm_each_other_where_nodes_do_both(tpot_s: float):
     """Answers are short: a step of another request's prompt could take most of their time."""
     slo = Slo(name="long", ttft_s=7.0, tpot_s=tpot_s)
-    load = calls("d", poisson(0.7, 40, seed=1), fixed(4096), fixed(16), slo, most_output=1)
+    load = calls("d", poisson(0.7, 100, seed=1), fixed(4096), fixed(16), slo, most_output=1)
     apart, together, adaptive = (
         served(load, 2, mode, ONE_CORE_25M).attainment
         for mode in ("disaggregated", "colocated", "adaptive")

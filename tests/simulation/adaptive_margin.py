@@ -1,0 +1,165 @@
+"""Is adaptive mode within 5 % of the better of the two modes that it chooses between?
+
+    python -m tests.simulation.adaptive_margin --traces azure.csv mooncake.jsonl
+
+For each load and each shape of a cluster, the three modes' goodputs are simulated with one seed
+after the other, until the interval of the ratio (adaptive over the better one) says so, or not.
+What ends it is looked at after every seed, so the interval is one that may be looked at often.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Final, NamedTuple, get_args
+from unittest.mock import patch
+
+from pdserve.commands.bench.load.outcome import Promise
+from pdserve.commands.bench.load.scenarios import ScenarioName
+from pdserve.commands.simulation.predict.answer import load_calibration, promise_of
+from pdserve.commands.simulation.predict.config import PredictConfig
+from pdserve.commands.simulation.predict.deployment import Deployment, Result, Rig, run
+from pdserve.commands.simulation.predict.goodput import find_goodput
+from pdserve.commands.simulation.predict.load import Question, Ranged, capacity
+from pdserve.settings.config import Mode, PolicyConfig
+
+MARGIN: Final = 0.95
+OTHERS: Final[tuple[Mode, ...]] = ("disaggregated", "colocated")
+MODES: Final[tuple[Mode, ...]] = (*OTHERS, "adaptive")
+REQUESTS: Final = 260
+SEEDS: Final = 3, 8  # at least, and at most
+CLOSE: Final = 1.05  # factor between the two rates around a goodput
+# Student's t at 99 %, by the number of seeds: with a handful of looks, at most one answer in 20 is
+# wrong (Pocock, 1977).
+T99: Final = {3: 9.92, 4: 5.84, 5: 4.60, 6: 4.03, 7: 3.71, 8: 3.50}
+
+
+class Shape(NamedTuple):
+    """A cluster."""
+
+    calibration: str
+    one_host: bool
+    prefill: int
+    decode: int
+
+
+SHAPES: Final = [
+    Shape("a100-13b", one_host=False, prefill=1, decode=1),
+    Shape("a100-13b", one_host=False, prefill=1, decode=3),
+    Shape("core-53m", one_host=True, prefill=1, decode=1),
+]
+
+
+@dataclass
+class Case:
+    """One load on one shape."""
+
+    name: str
+    question: Question
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        calibration = load_calibration(self.shape.calibration)
+        self.rig = Rig(
+            calibration=calibration,
+            policy=PolicyConfig(),
+            ranges=Ranged(calibration, extrapolates=True),
+            one_host=self.shape.one_host,
+            admission=False,
+            target=0.9,
+        )
+        self.promise: Promise = promise_of(
+            PredictConfig(), self.rig, self.question.case(calibration, 0), [*map(self.of, MODES)]
+        )
+        self.starts: dict[Mode, float] = {}
+
+    def of(self, mode: Mode) -> Deployment:
+        return Deployment(mode, self.shape.prefill, self.shape.decode)
+
+    def goodput(self, mode: Mode, seed: int) -> float:
+        """Requests/s at which nine of ten of each kind keep the promise."""
+
+        def runs_at(rate: float) -> list[Result]:
+            case = self.question.case(self.rig.calibration, seed)
+            count = case.count_at(rate, self.question.count)
+            return [run(self.rig, self.of(mode), case, rate, count, self.promise, seed)]
+
+        number = self.shape.prefill + self.shape.decode
+        start = self.starts.get(mode) or capacity(self.rig.calibration, self.question, number) / 2
+        found = find_goodput(runs_at, start, self.rig.target, CLOSE).goodput.rate
+        self.starts[mode] = found or start / 2
+        return found
+
+
+class Told(NamedTuple):
+    """What the seeds say of a case."""
+
+    better: Mode
+    ratio: float  # adaptive over the better mode
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def verdict(self) -> str:
+        if self.low >= MARGIN:
+            return "kept"
+        return "lost" if self.high < MARGIN else "open"
+
+
+def told(goodputs: Sequence[dict[Mode, float]]) -> Told:
+    means = {mode: fmean(log(of[mode]) for of in goodputs) for mode in MODES}
+    better = max(OTHERS, key=lambda mode: means[mode])
+    ratios = [log(of["adaptive"] / of[better]) for of in goodputs]
+    half = T99[len(ratios)] * stdev(ratios) / len(ratios) ** 0.5
+    middle = fmean(ratios)
+    return Told(better, exp(middle), exp(middle - half), exp(middle + half), len(ratios))
+
+
+def measured(case: Case) -> Told:
+    """Simulate seed after seed until it is decided."""
+    goodputs: list[dict[Mode, float]] = []
+    for seed in range(SEEDS[1]):
+        # All rates and modes have the same requests, so that modes are all that differs.
+        with patch("pdserve.commands.simulation.predict.load.turn_at", return_value=seed):
+            goodputs.append({mode: case.goodput(mode, seed) for mode in MODES})
+        if len(goodputs) >= SEEDS[0] and (found := told(goodputs)).verdict != "open":
+            break
+    return found
+
+
+def loads(traces: Sequence[Path]) -> Iterator[tuple[str, Question]]:
+    for name in get_args(ScenarioName):
+        yield name, Question("", name, 0.0, REQUESTS)
+    for trace in traces:
+        yield trace.stem, Question(str(trace), "chats", 0.0, REQUESTS)
+
+
+def main() -> None:
+    """Print a line for each case, and a summary."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path, nargs="*", default=[], help="of requests, as well")
+    parser.add_argument("--only", default="", help="loads with this in their names")
+    options = parser.parse_args()
+    verdicts: Counter[str] = Counter()
+    for name, question in loads(options.traces):
+        for shape in SHAPES if options.only in name else ():
+            found = measured(Case(name, question, shape))
+            verdicts[found.verdict] += 1
+            where = f"{shape.calibration} {shape.prefill}P{shape.decode}D"
+            figures = f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+            print(  # noqa: T201
+                f"{name:22} {where:14} {found.verdict} {figures} of {found.better}, "
+                f"{found.seeds} seeds",
+                flush=True,
+            )
+    print(dict(verdicts))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
