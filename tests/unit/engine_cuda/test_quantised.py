@@ -127,6 +127,17 @@ def test_a_row_that_is_not_finite_says_so_and_others_do_not(bad: float) -> None:
     assert found[[0, 2]].isfinite().all()
 
 
+@pytest.mark.long
+def test_rows_of_float16_that_bfloat16_has_too_have_the_same_products() -> None:
+    x = rows_of(3, 96, 5).clamp(-60_000, 60_000)
+    x[x.abs() < 1e-3] = 0
+    weights = made(torch.randn(32, 96), INT8, CPU).weights
+    assert torch.equal(x.half().float(), x.float())
+    assert torch.equal(
+        multiply(x.half(), weights, torch.float32), multiply(x, weights, torch.float32)
+    )
+
+
 def test_rows_that_do_not_fit_are_refused() -> None:
     weights = made(torch.randn(32, 96), INT8, CPU).weights
     with pytest.raises(ValueError, match=r"rows of shape \[3, 95\] for 96 inputs"):

@@ -59,6 +59,8 @@ def multiply_stack(
     rows = min(tile, 32) if weights.kind.is_float else tile
     if rows < tile:
         num_tiles = min(num_places, num_places // rows + num_experts)
+    # With fewer warps, an A100's registers do not hold what 64 rows of nested codes need.
+    shape = Tile(rows, _COLUMNS, 1, 8 if rows > 32 else 4, 4)
     multiply_quantised_experts[(num_tiles, triton.cdiv(num_out, _COLUMNS))](
         *operands(x, weights),
         places.order,
@@ -75,6 +77,6 @@ def multiply_stack(
         NUM_CHOSEN=places.num_chosen,
         IS_IN_PLACE=is_in_place,
         BLOCK_EXPERTS=triton.next_power_of_2(num_experts),
-        **constants(weights, Tile(rows, _COLUMNS, 1, 4, 4)),
+        **constants(weights, shape),
     )
     return out

@@ -199,7 +199,8 @@ def constants(weights: Weights, tile: Tile) -> dict[str, object]:
         "IS_NESTED": kind.is_nested,
         "HAS_MINIMUMS": kind.has_minimums,
         "HAS_BIAS": weights.bias is not None,
-        "CHUNKS": tile.chunks,
+        # Halves of blocks with scales of their own take registers.
+        "CHUNKS": min(tile.chunks, 2) if kind.group == 16 else tile.chunks,
         "BLOCK_M": tile.rows,
         "BLOCK_N": tile.columns,
         "enable_fp_fusion": False,
