@@ -16,7 +16,7 @@ from pdserve.settings.struct import ConfigStruct
 from pdserve.shared.errors import ConfigError
 
 _FLAGS: Final[Groups] = {
-    "what": ("model", "shape", "scenario", "threads"),
+    "what": ("model", "shape", "scenario"),
     "how long": ("quick", "predicted_only"),
     "results": ("out", "json"),
 }
