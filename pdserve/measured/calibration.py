@@ -10,7 +10,7 @@ for steps that they were not fitted to, and the ranges within which anything was
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,7 +19,8 @@ from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import PerfReport, StepCosts, TransferCosts
 from pdserve.shared.errors import CalibrationError, MalformedMessage
 
-VERSION: Final = 2
+VERSION: Final = 3
+_BEFORE: Final = 2  # is read, too
 
 Region = Literal["prefill", "decode", "mixed"]
 DeviceType = Literal["cpu", "cuda"]
@@ -111,22 +112,39 @@ class Sharing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By which factor a step takes longer while another node of the host computes one.
 
     Decoding reads all weights for few tokens, so two nodes on one memory bus slow each other down.
-    Beyond that, more threads than cores take turns. So do the coordinator and clients on this host
-    where no core is idle; the CPU time that they take is in seconds.
+    Beyond that, more threads than cores take turns, those of services among them.
     """
 
     cores: Annotated[int, Meta(ge=0)] = 0  # that all nodes of a host have together; 0: enough
+    # On average, that want a node's core while it computes: the engine's, and that of its event
+    # loop for as long as both have something to do.
+    node_threads: _Factor = 1.0
     decode_beside_decode: _Factor = 1.0
     decode_beside_prompt: _Factor = 1.0
     prompt_beside_decode: _Factor = 1.0
     prompt_beside_prompt: _Factor = 1.0
-    front_request_s: _Share = 0.0  # per request
-    front_step_s: _Share = 0.0  # per step of a node that tells them tokens
-    front_token_s: _Share = 0.0  # per such token
+
+
+class ServiceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CPU seconds that a process takes for what passes through it."""
+
+    request_s: _Share = 0.0
+    prompt_token_s: _Share = 0.0  # per token of the prompt; of decode nodes, per pulled one
+    step_s: _Share = 0.0  # per step that tells it tokens; of nodes it is in the time of the step
+    token_s: _Share = 0.0  # per such token
+
+
+class Services(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the processes do beside the steps of engines."""
+
+    coordinator: ServiceTimes = ServiceTimes()
+    client: ServiceTimes = ServiceTimes()  # that sends all requests, as that of benchmarks
+    prefill: ServiceTimes = ServiceTimes()  # a node, for a prompt that it computes
+    decode: ServiceTimes = ServiceTimes()  # a node, for a prompt whose KV it pulls
 
 
 class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the coordinator and messages add to the way of a request, in seconds."""
+    """What is left of the way of a request, in seconds: messages, and threads that wake up."""
 
     first_token_s: _Share = 0.0  # to its TTFT
     handoff_s: _Share = 0.0  # between tokens 1 and 2 of a request that is handed off
@@ -156,6 +174,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     errors: HeldOutErrors
     host: Sharing = Sharing()
     overheads: Overheads = Overheads()
+    services: Services = Services()
     # Of the tokens that nodes guessed meanwhile; 0: none, so each step gives a stream one token.
     drafts_right: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
@@ -179,18 +198,32 @@ def read_calibration(path: Path) -> Calibration:
     try:
         text = path.read_bytes()
         version = msgspec.json.decode(text, type=_Versioned).version
-        if version != VERSION:
+        if version not in (_BEFORE, VERSION):
             raise CalibrationError(
-                f"{path} is a calibration of version {version}, and this pdserve reads version "
-                f"{VERSION}: make it anew with `pdserve calibrate`"
+                f"{path} is a calibration of version {version}, and this pdserve reads versions "
+                f"{_BEFORE} and {VERSION}: make it anew with `pdserve calibrate`"
             )
-        calibration = msgspec.json.decode(text, type=Calibration)
+        made = msgspec.json.decode(text)
+        calibration = msgspec.convert(_upgraded(made) if version == _BEFORE else made, Calibration)
         calibration.check()
     except OSError as error:
         raise CalibrationError(f"cannot read the calibration {path}: {error}") from error
-    except (msgspec.DecodeError, MalformedMessage) as error:
+    except (msgspec.MsgspecError, MalformedMessage) as error:
         raise CalibrationError(f"{path} is not a calibration: {error}") from error
     return calibration
+
+
+def _upgraded(made: dict[str, Any]) -> dict[str, Any]:
+    """Return what a file of the version before says, in the words of this one.
+
+    It has the work of coordinator and client in one: half of it is for each.
+    """
+    host = dict(made.get("host", {}))
+    halves = {
+        f"{what}_s": host.pop(f"front_{what}_s", 0.0) / 2 for what in ("request", "step", "token")
+    }
+    services = {"coordinator": halves, "client": halves}
+    return made | {"version": VERSION, "host": host, "services": services}
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:

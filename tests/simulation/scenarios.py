@@ -135,7 +135,7 @@ def fleet(
     nodes are on one host; otherwise each has its own.
     """
     events = Events()
-    host = Host("shared", sharing) if sharing else None
+    host = Host("shared", events, sharing) if sharing else None
     roles = [NodeRole.PREFILL] * num_prefill + [NodeRole.DECODE] * num_decode
     nodes = [
         Node(

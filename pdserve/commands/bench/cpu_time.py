@@ -7,6 +7,8 @@ starved process say little about it.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 from pdserve.shared.errors import ClusterError
@@ -22,10 +24,9 @@ def cpu_seconds(pid: int) -> float:
         ClusterError: there is no such process.
     """
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return _ticks_s(Path(f"/proc/{pid}/stat"))
     except OSError as error:
         raise ClusterError(f"there is no process {pid}: {error.strerror}") from error
-    return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S
 
 
 def starved_seconds(pid: int) -> float:
@@ -40,3 +41,32 @@ def starved_seconds(pid: int) -> float:
         if Path(f"/proc/{pid}").exists():
             return 0.0
         raise ClusterError(f"there is no process {pid}") from None
+
+
+def thread_seconds(pid: int) -> dict[str, float]:
+    """Return the CPU seconds of a process's present threads, by their names in the system.
+
+    Raises:
+        ClusterError: there is no such process.
+    """
+    found: dict[str, float] = defaultdict(float)
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError as error:
+        raise ClusterError(f"there is no process {pid}: {error.strerror}") from error
+    for thread in threads:
+        with suppress(OSError):  # it has just ended
+            found[(thread / "comm").read_text().strip()] += _thread_s(thread)
+    return dict(found)
+
+
+def _thread_s(thread: Path) -> float:
+    """Return its seconds to the nanosecond, or in ticks where the kernel does not count these."""
+    with suppress(FileNotFoundError):
+        return int((thread / "schedstat").read_text().split()[0]) / 1e9
+    return _ticks_s(thread / "stat")
+
+
+def _ticks_s(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
+    return (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S

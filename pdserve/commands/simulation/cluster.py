@@ -17,6 +17,7 @@ from typing import Protocol
 from pdserve.commands.simulation.call import Call
 from pdserve.commands.simulation.events import Events
 from pdserve.commands.simulation.handoff import Handoff, RoomLine
+from pdserve.commands.simulation.messages import Messages
 from pdserve.commands.simulation.node import Node
 from pdserve.commands.simulation.outcome import Outcome
 from pdserve.commands.simulation.prefix_pull import pull_prefix
@@ -70,9 +71,12 @@ class _Journey:
 class Cluster:
     """The nodes, and the calls in progress on them."""
 
-    def __init__(self, events: Events, nodes: Sequence[Node]) -> None:
+    def __init__(
+        self, events: Events, nodes: Sequence[Node], messages: Messages | None = None
+    ) -> None:
         self.events = events
         self.nodes = nodes
+        self.messages = messages or Messages()
         self._rooms = {node: RoomLine(node, events) for node in nodes}
         self._journeys: dict[str, _Journey] = {}
         self._outcomes: dict[str, Outcome] = {}  # of calls in progress
@@ -133,12 +137,16 @@ class Cluster:
             self.events.at(self._next.at_s, self._arrive)
 
     def _arrived(self, call: Call) -> None:
-        assert self._front is not None
         self._to_follow.pop(call.call_id, None)
         self.num_arrived += 1
         self.num_met += len(self._outcomes)
-        self._outcomes[call.call_id] = Outcome(call)
-        self._front.arrive(call)
+        self._outcomes[call.call_id] = outcome = Outcome(call, call.at_s)
+        self.messages.send(call.prompt.num_tokens, partial(self._sent, outcome))
+
+    def _sent(self, outcome: Outcome) -> None:
+        assert self._front is not None
+        call, outcome.sent_s = outcome.call, self.events.now_s
+        self.messages.accept(call.prompt.num_tokens, partial(self._front.arrive, call))
 
     def _follow(self, call: Call) -> None:
         """Have the call arrive once its user has thought."""
@@ -198,6 +206,7 @@ class Cluster:
         submit = partial(first.submit, request)
         if prefix_source is not None:
             submit = partial(pull_prefix, request, prefix_source, first, self.events, submit)
+        submit = partial(first.take_in, call.prompt.num_tokens, submit)
         if first.machine.overheads.first_token_s:
             self.events.after(first.machine.overheads.first_token_s, submit)
         else:
@@ -260,6 +269,7 @@ class Cluster:
     def step_done(self, node: Node, sampled: Sequence[tuple[Request, SampledToken | None]]) -> None:
         """As World."""
         journeys = self._journeys
+        told: list[tuple[Outcome, int]] = []  # answers, and which of their tokens
         for request, token in sampled:
             journey = journeys[request.request_id]
             handoff = journey.handoff
@@ -267,7 +277,14 @@ class Cluster:
                 handoff.announce() if token is None else handoff.publish()
             if token is not None:
                 for _ in range(1 + len(token.after)):
-                    self._deliver(journey, request)
+                    number = len(journey.outcome.token_times_s)
+                    self._deliver(journey, request, len(sampled))
+                    if self.messages.client is None:
+                        self._received([(journey.outcome, number)])
+                    else:
+                        told.append((journey.outcome, number))
+        if told:
+            self.messages.tell(len(told), partial(self._received, told))
         self._rooms[node].offer()
 
     def num_left(self, request: Request) -> int:
@@ -297,10 +314,10 @@ class Cluster:
         for request in requests:
             self._journeys[request.request_id].outcome.token_times_s.extend(ends_s)
 
-    def _deliver(self, journey: _Journey, request: Request) -> None:
+    def _deliver(self, journey: _Journey, request: Request, batch: int) -> None:
         outcome, now_s = journey.outcome, self.events.now_s
         times_s, call = outcome.token_times_s, outcome.call
-        times_s.append(now_s)
+        times_s.append(now_s)  # until the client has it
         has_ended = len(times_s) == call.num_output
         if journey.moves_on is not None and not has_ended:
             moves_on, journey.moves_on = journey.moves_on, None
@@ -316,11 +333,20 @@ class Cluster:
             outcome.at_decode = request.lifecycle
             del self._journeys[call.call_id]
             self._front.ended(call)
-            self.call_seconds += now_s - call.at_s
-            self._seen(self._outcomes.pop(call.call_id))
-            self._is_over(call)
+            self.messages.told(call.num_output, batch)
         else:
             journey.silent_until_s = self._front.silent_until_s(call, len(times_s))
+
+    def _received(self, told: Iterable[tuple[Outcome, int]]) -> None:
+        """Note that the client has these tokens of these answers."""
+        now_s = self.events.now_s
+        for outcome, number in told:
+            call, times_s = outcome.call, outcome.token_times_s
+            times_s[number] = max(times_s[number], now_s)  # it may have been held back until then
+            if number + 1 == call.num_output:
+                self.call_seconds += now_s - call.at_s
+                self._seen(self._outcomes.pop(call.call_id))
+                self._is_over(call)
 
 
 def left_of(call: Call, now_s: float) -> Slo:

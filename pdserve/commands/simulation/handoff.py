@@ -7,6 +7,8 @@ pulls of different requests do not slow each other down. The real policy decides
 
 from __future__ import annotations
 
+from functools import partial
+
 from pdserve.commands.simulation.events import Events
 from pdserve.commands.simulation.node import Node
 from pdserve.engine.request import Request
@@ -87,6 +89,7 @@ class Handoff:
         self._events = events
         self._num_announced = 0  # tokens
         self._num_pulled = 0  # tokens, including those being pulled
+        self._num_reused = 0  # of them, that were there
         self._pulled_s = 0.0  # when these tokens have arrived
         self._has_room = False
         self._is_published = False
@@ -119,7 +122,8 @@ class Handoff:
         self._has_room = True
         now_s = self._events.now_s
         self.request.lifecycle.room_wait = (now_s, now_s)
-        self._num_pulled = min(self._target.pool.tokens_in(num_reused), self._num_announced)
+        self._num_reused = min(self._target.pool.tokens_in(num_reused), self._num_announced)
+        self._num_pulled = self._num_reused
         self._pull()
         self._settle()
 
@@ -137,7 +141,10 @@ class Handoff:
             told_s = (
                 max(self._pulled_s, self._events.now_s) + self._target.machine.overheads.handoff_s
             )
-            self._events.at(told_s, self._arrive)
+            adopt = partial(
+                self._target.take_over, self._num_pulled - self._num_reused, self._arrive
+            )
+            self._events.at(told_s, adopt)
 
     def _arrive(self) -> None:
         self._source.unpin(self._held, self._num_bare)

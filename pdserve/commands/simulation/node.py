@@ -10,7 +10,7 @@ which are computed.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -42,6 +42,7 @@ from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.shortage import Victims, make_headroom
 from pdserve.engine.request import Request, SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
+from pdserve.measured.calibration import ServiceTimes
 from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.node.role_policy import PrefillRolePolicy
 from pdserve.protocol import NodeRole
@@ -140,12 +141,14 @@ class Node:
         self.perf = believed or (machine.perf() if cores is None else cores.perf)
         self.pool = machine.new_pool()
         self.scatter = scatter
-        self.host = host or Host(name)
+        self.host = host or Host(name, events)
         self._cores = cores
         self._events = events
         self._times = StepTimes(machine.step_costs, scatter)
         self._stride: Stride | None = None
         self._joining: list[Request] = []  # adopted since the last step began
+        self._serves_until_s = 0.0  # by when it has done what is beside the steps
+        self._owed_s = 0.0  # of this, what the next step makes time for
         clock, engine = events, machine.engine
         self.late_last = has_late_last(policy.prefill_policy)
         self.decode_policy: DecodePolicy = make_decode_policy(policy, engine, self.perf, clock)
@@ -217,6 +220,30 @@ class Node:
         self.pool.release(block_ids, num_bare)
         self.wake()
 
+    def take_in(self, num_prompt: int, then: Callable[[], None]) -> None:
+        """Do what is beside the steps for a prompt that is computed here, and call `then`."""
+        self._serve(self.machine.services.prefill, num_prompt, then)
+
+    def take_over(self, num_pulled: int, then: Callable[[], None]) -> None:
+        """Do what is beside the steps for a prompt whose KV was pulled, and call `then`."""
+        self._serve(self.machine.services.decode, num_pulled, then)
+
+    def _serve(self, times: ServiceTimes, num_tokens: int, then: Callable[[], None]) -> None:
+        """Take time of the cores that steps run on: the next one takes as much longer."""
+        seconds = times.request_s + times.prompt_token_s * num_tokens
+        if not seconds:
+            then()
+            return
+        self.interrupt()
+        if any(loop.is_stepping for loop in self._loops):
+            self._owed_s += seconds
+        self._serves_until_s = max(self._serves_until_s, self._events.now_s) + seconds
+        self._events.at(self._serves_until_s, then)
+
+    def _take_owed_s(self) -> float:
+        owed_s, self._owed_s = self._owed_s, 0.0
+        return owed_s
+
     # ---- steps ---------------------------------------------------------------------------------
 
     def wake(self) -> None:
@@ -252,21 +279,17 @@ class Node:
                 return
             seconds = stride.seconds[0]
         else:
-            seconds = self._step_s(loop, rows, shape)
+            seconds = self._times.draw_s(shape, beside=self.host.is_computing)
+            seconds += self._take_owed_s()
         ended = partial(self._end_step, loop, rows, shape)
         if self._cores is not None:
-            self._cores.begin(loop.phase, rows, shape, seconds, ended)
+            self._cores.begin(loop, loop.phase, rows, shape, seconds, ended)
+        elif self.host.is_shared:
+            now_s = self._events.now
+            began_s = now_s()
+            self.host.begin(loop, shape, seconds, lambda: ended(Took(now_s() - began_s)))
         else:
             self._events.after(seconds, partial(ended, Took(seconds)))
-
-    def _step_s(self, loop: _Loop, rows: Sequence[Scheduled], shape: StepShape) -> float:
-        """Begin a step on the host; return the seconds that it takes there."""
-        if not self.host.is_shared:
-            return self._times.draw_s(shape)
-        num_prompts = sum(row.samples and not row.request.is_decoding for row in rows)
-        beside = bool(self.host.running)
-        factor = self.host.begin(loop, shape, num_prompts, self._times.expected_s(shape))
-        return factor * self._times.draw_s(shape, beside=beside)
 
     def _planned(self, loop: _Loop) -> list[Scheduled]:
         queues = self.core.queues
@@ -278,8 +301,6 @@ class Node:
     def _end_step(self, loop: _Loop, rows: list[Scheduled], shape: StepShape, took: Took) -> None:
         assert self.world is not None, "a node is alone in the world"
         loop.is_stepping = False
-        if self.host.is_shared:
-            self.host.end(loop)
         self._took(loop, shape, took)
         tokens = [self._sampled(row.request) if row.samples else None for row in rows]
         tokens = loop.core.accepted(rows, tokens)
@@ -369,6 +390,7 @@ class Node:
         requests = [row.request for row in rows]
         most = min(most_steps(requests, self.pool), min(map(self.world.num_left, requests)))
         seconds, factors = self._times.draw_decodes_s(shape, max(1, most))
+        seconds[0] += self._take_owed_s()
         stride = Stride.of(rows, shape, self._events.now_s, seconds, factors)
         silent_until_s = self.world.silent_until_s(requests)
         if silent_until_s == -inf:

@@ -19,6 +19,7 @@ class Outcome:
     """The outcome of one call."""
 
     call: Call
+    sent_s: float = 0.0  # when its client had sent it
     was_refused: bool = False
     token_times_s: list[float] = field(default_factory=list)
     num_cached_tokens: int = 0  # of the prompt, on the node that prefilled it

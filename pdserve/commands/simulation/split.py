@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from pdserve.commands.simulation.events import Events
+from pdserve.commands.simulation.host import Host, Work
 from pdserve.commands.simulation.machine import Machine
 from pdserve.engine.request import Scheduled
 from pdserve.measured.calibration import Sharing
@@ -43,27 +44,32 @@ Ended = Callable[[Took], None]
 class _Step:
     """A step that runs, at a speed that may change."""
 
+    work: Work
     shape: StepShape
     ended: Ended
-    left_s: float  # on the cores of the calibrated node
     began_s: float
-    seen_s: float  # until when `left_s` is right
+    seen_s: float  # until when `core_s` is right
     asked: int  # cores
-    speed: float = 1.0
     cores: int = 0
     core_s: float = 0.0  # cores that it has had, times seconds
-    number: int = 0  # of its scheduled end; earlier ones are void
 
 
 class SplitCores:
     """The cores of one node, that are twice as many as the calibrated one had."""
 
     def __init__(
-        self, events: Events, machine: Machine, threads: int, bus: Sharing, policy: PolicyConfig
+        self,
+        events: Events,
+        host: Host,
+        machine: Machine,
+        threads: int,
+        bus: Sharing,
+        policy: PolicyConfig,
     ) -> None:
         """
         Args:
             events: of the simulation.
+            host: of the node.
             machine: what was calibrated: a node with `threads` cores.
             threads: half of the cores of this one.
             bus: what two nodes of a host cost each other.
@@ -71,6 +77,7 @@ class SplitCores:
         """
         self.num_cores = 2 * threads
         self._events = events
+        self._host = host
         self._threads = threads
         self._both_decode = 2 / min(2.0, bus.decode_beside_decode)  # speed on all cores
         self._asked: dict[Phase, int] = {}
@@ -85,16 +92,18 @@ class SplitCores:
 
     def begin(
         self,
+        loop: object,
         phase: Phase,
         rows: Sequence[Scheduled],
         shape: StepShape,
         seconds: float,
         ended: Ended,
     ) -> None:
-        """Begin a step that takes so long on the cores of the calibrated node."""
+        """Begin a step of a loop that takes so long on the cores of the calibrated node."""
         now_s = self._events.now_s
-        self._asked[phase] = self._demands[phase].cores(rows)
-        self._running[phase] = _Step(shape, ended, seconds, now_s, now_s, self._asked[phase])
+        self._asked[phase] = asked = self._demands[phase].cores(rows)
+        work = self._host.begin(loop, shape, seconds, partial(self._end, phase))
+        self._running[phase] = _Step(work, shape, ended, now_s, now_s, asked)
         self._follow()
 
     def release(self, phase: Phase) -> None:
@@ -122,20 +131,13 @@ class SplitCores:
         """Let both phases' steps go on with the cores that they have now."""
         now_s = self._events.now_s
         for phase, step in self._running.items():
-            passed_s = now_s - step.seen_s
-            step.left_s -= passed_s * step.speed
-            step.core_s += passed_s * step.cores
+            step.core_s += (now_s - step.seen_s) * step.cores
             step.seen_s = now_s
             step.cores = self.allowed(phase)
-            step.speed = self.speed(step.shape, step.cores)
-            step.number += 1
-            end = partial(self._end, phase, step, step.number)
-            self._events.after(max(0.0, step.left_s / step.speed), end)
+            self._host.go_on(step.work, self.speed(step.shape, step.cores))
 
-    def _end(self, phase: Phase, step: _Step, number: int) -> None:
-        if self._running.get(phase) is not step or step.number != number:
-            return  # it goes on at another speed
-        del self._running[phase]
+    def _end(self, phase: Phase) -> None:
+        step = self._running.pop(phase)
         now_s = self._events.now_s
         seconds = now_s - step.began_s
         step.core_s += (now_s - step.seen_s) * step.cores

@@ -6,6 +6,7 @@ import ctypes
 from typing import Final
 
 ENGINE_THREAD: Final = "engine"  # of a node: it computes the steps
+KERNEL_THREAD: Final = "pdserve-kernel"  # its workers, as `csrc/threads` names them
 _PR_SET_NAME = 15
 
 

@@ -25,8 +25,6 @@ from pdserve.shared.errors import ClusterError, PdserveError
 
 _IDLE_S = 60.0  # deadline of one request to an idle cluster, or of a burst
 _MARGIN_S = 1.0
-_KEPT_UP_MS = 50.0  # limit on the p99 of the client's own lag
-_KEPT_UP_SHARE = 0.1  # limit, as a share of the TTFT target
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +234,7 @@ def rate_row(record: RunRecord, unloaded: Unloaded, promise: Promise, target: fl
         rate=record.rate,
         duration_s=len(record.outcomes) / record.rate,
         score=scored,
-        client_kept_up=late_ms <= min(_KEPT_UP_MS, _KEPT_UP_SHARE * promise.ttft_s * 1e3),
+        client_kept_up=promise.is_measured(late_ms),
         client_lag_p99_ms=record.client_lag_p99_ms,
         client_core_share=record.client_core_share,
         itl_p99_vs_unloaded=itl_p99 / idle_p99 if itl_p99 is not None and idle_p99 else None,

@@ -20,6 +20,9 @@ import numpy as np
 _TOGETHER = 0.1  # of the mean gap between tokens,
 _TOGETHER_S = 0.0005  # but shorter than a step of any model: one long wait raises the mean
 
+_KEPT_UP_MS = 50.0  # limit on a client's own lag
+_KEPT_UP_SHARE = 0.1  # limit, as a share of the TTFT target
+
 End = Literal["finished", "refused", "failed", "unfinished"]
 
 
@@ -115,6 +118,13 @@ class Promise(msgspec.Struct, frozen=True):
         if outcome.end != "finished":
             return inf
         return max(outcome.ttft_s / self.ttft_s, outcome.tpot_s / self.tpot_s)
+
+    def is_measured(self, late_ms: float) -> bool:
+        """Whether a client tells if it is kept whose own lag is this, at the 99th percentile.
+
+        Otherwise the times that it sees are partly its own.
+        """
+        return late_ms <= min(_KEPT_UP_MS, 1e3 * _KEPT_UP_SHARE * self.ttft_s)
 
 
 class Percentiles(msgspec.Struct, frozen=True):

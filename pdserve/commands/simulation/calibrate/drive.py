@@ -2,6 +2,7 @@
 
     prompts    one at a time, each a few tokens longer answered: prefill, pulls, idle latencies
     streams    many at once, until each batch was seen with short and long contexts: decode
+    answers    short prompts and long answers, many at once: what services do for tokens
     both       prompts beside streams: mixed steps, or what the nodes of a host cost each other
 
 KV in decodes is that of real prompts. No prompt shares a prefix with any other, but for those that
@@ -27,6 +28,8 @@ from pdserve.measured.calibration import NodeLimits
 
 ANSWER = 6  # tokens after a measured prompt
 _STREAM = 48  # tokens of a measured stream
+_ANSWERED, _SHORT, _LONG_ANSWER = 32, 48, 160  # streams at once, tokens of a prompt, of an answer
+_MOST_ANSWERS = 800
 _ROOM = 0.7  # share of a node's KV that streams may fill
 _DEADLINE_S = 120.0  # of one request
 _EXTENDED = 0.3  # share of the prompts that extend the one before
@@ -64,7 +67,7 @@ class Driver:
         self.prompt_lengths: set[int] = set()  # of all requests that were served
         self.contexts: set[int] = set()
         self.num_requests = 0  # sent
-        self.num_tokens = 0  # received
+        self.num_prompt_tokens = 0  # of these
 
     @property
     def longest(self) -> int:
@@ -94,6 +97,16 @@ class Driver:
         for batch in batches:
             await self._streams(batch, seconds / len(batches))
 
+    async def answers(self, seconds: float) -> None:
+        """Keep a batch of streams running that have far more tokens than their prompts."""
+        batch = min(_ANSWERED, self._limits.max_batch_size)
+        most = min(self.longest, int(_ROOM * self._tokens / batch)) - _LONG_ANSWER
+        if most < 1:
+            return
+        prompts = [self._ids(min(_SHORT, most)) for _ in range(_MOST_ANSWERS)]
+        requests = [TimedRequest(0.0, "answer", prompt, _LONG_ANSWER) for prompt in prompts]
+        await self._closed(requests, batch, seconds)
+
     async def both(self, seconds: float) -> None:
         """Run streams, and prompts one at a time beside them."""
         batches = [batch for batch in self._batches() if batch <= 16]
@@ -109,13 +122,17 @@ class Driver:
             TimedRequest(0.0, "stream", self._ids(self._between(max(1, context // 2), context)), n)
             for n in [_STREAM] * (2 * batch)
         ]
+        await self._closed(requests, batch, seconds)
+
+    async def _closed(self, requests: list[TimedRequest], batch: int, seconds: float) -> None:
         run = await self._client.run_closed(requests, self._salt(), batch, max(0.1, seconds))
         for outcome in run.outcomes:
             self._served(outcome)
 
     def _served(self, outcome: Outcome) -> None:
-        self.num_requests += bool(outcome.num_received)  # others were only about to be sent
-        self.num_tokens += outcome.num_received
+        if outcome.sent_s:  # others were only about to be sent
+            self.num_requests += 1
+            self.num_prompt_tokens += outcome.num_prompt
         if outcome.end == "finished":
             self.prompt_lengths.add(outcome.num_prompt)
             self.contexts.add(outcome.num_prompt + outcome.num_output)

@@ -18,10 +18,10 @@ import numpy as np
 from msgspec import structs
 
 from pdserve.commands.simulation.calibrate.drive import Idle
-from pdserve.commands.simulation.calibrate.front_meter import FrontWork
 from pdserve.commands.simulation.calibrate.neighbours import Sorted, meet, sort
 from pdserve.commands.simulation.calibrate.residuals import LEAST, Found
 from pdserve.commands.simulation.calibrate.samples import Recording
+from pdserve.commands.simulation.calibrate.services import Work, node_threads, services_of
 from pdserve.commands.simulation.step_times import REGIONS
 from pdserve.measured.calibration import (
     Calibration,
@@ -31,6 +31,8 @@ from pdserve.measured.calibration import (
     Ranges,
     Region,
     Residuals,
+    Services,
+    ServiceTimes,
 )
 from pdserve.measured.perf_model import PerfModel, StepShape
 from pdserve.measured.samples import NodeKind, PullSample, StepSample
@@ -53,7 +55,7 @@ class Measured:
     on_one_node: list[Idle] = field(default_factory=list)
     prompt_lengths: set[int] = field(default_factory=set)
     contexts: set[int] = field(default_factory=set)
-    front: list[FrontWork] = field(default_factory=list)  # of each phase; none: not measured
+    works: list[Work] = field(default_factory=list)  # of each phase; none: not measured
 
 
 def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
@@ -78,7 +80,9 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
     scatter = {region: Found.of(costs[region], alone[region]) for region in REGIONS}
     pull, pulls = _pull(measured.fitted.pulls, measured.held_out.pulls)
     kind = measured.kind
-    neighbours = meet(kind, costs, fitted.beside + held_out.beside, measured.front)
+    services = services_of(measured.works)
+    beside = fitted.beside + held_out.beside
+    neighbours = meet(kind, costs, beside, services, node_threads(measured.works))
     calibration = Calibration(
         date=date,
         device=kind.device,
@@ -111,7 +115,8 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
             pull=pulls.error,
         ),
         host=neighbours.sharing,
-        overheads=_overheads(measured, costs, pull),
+        overheads=_overheads(measured, costs, pull, services),
+        services=services,
         drafts_right=measured.held_out.drafts_right,
     )
     calibration.check()
@@ -185,24 +190,37 @@ def _pull_s(costs: TransferCosts, num_bytes: float) -> float:
 
 
 def _overheads(
-    measured: Measured, costs: dict[Region, StepCosts], pull: TransferCosts
+    measured: Measured, costs: dict[Region, StepCosts], pull: TransferCosts, services: Services
 ) -> Overheads:
-    """Return what messages and the coordinator add on the way of a request, alone in a cluster."""
+    """Return what messages add on the way of a request, alone in a cluster, beside all services."""
     perf, kind = PerfModel(costs["prefill"]), measured.kind
     budget, token_bytes = kind.limits.token_budget, kind.shape.layout.token_bytes
 
     def first_token_s(idle: Idle) -> float:
-        return idle.ttft_s - perf.prefill_s(idle.num_prompt, 0, budget)
+        steps_s = perf.prefill_s(idle.num_prompt, 0, budget)
+        return idle.ttft_s - steps_s - _first_token_s(services, idle.num_prompt)
 
     def handoff_s(idle: Idle) -> float:
         last = (idle.num_prompt - 1) % budget + 1  # tokens of the chunk that is pulled last
-        return idle.first_gap_s - idle.later_gap_s - _pull_s(pull, last * token_bytes)
+        taken_s = _pull_s(pull, last * token_bytes) + _request_s(services.decode, idle.num_prompt)
+        return idle.first_gap_s - idle.later_gap_s - taken_s
 
     everyone = [*measured.handed_off, *measured.on_one_node]
     return Overheads(
         first_token_s=_typical(map(first_token_s, everyone)),
         handoff_s=_typical(map(handoff_s, measured.handed_off)),
     )
+
+
+def _first_token_s(services: Services, num_prompt: int) -> float:
+    """Return what services take until the client has the first token."""
+    coordinator, client = services.coordinator, services.client
+    seconds = [_request_s(of, num_prompt) for of in (client, coordinator, services.prefill)]
+    return sum(seconds) + sum(of.step_s + of.token_s for of in (coordinator, client))
+
+
+def _request_s(times: ServiceTimes, num_prompt: int) -> float:
+    return times.request_s + times.prompt_token_s * num_prompt
 
 
 def _typical(seconds: Iterable[float]) -> float:

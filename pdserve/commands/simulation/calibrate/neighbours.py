@@ -1,7 +1,7 @@
 """What nodes of one host cost each other, from steps that ran beside those of another node.
 
-They wait for the memory bus, and for the coordinator and clients where no core is idle. What these
-take is measured by itself, so the bus has the rest.
+They wait for the memory bus, and for coordinator and client where no core is idle. What these take
+is measured by itself, so the bus has the rest.
 """
 
 from __future__ import annotations
@@ -12,17 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-import numpy as np
-
-from pdserve.commands.simulation.calibrate.front_meter import FrontWork
 from pdserve.commands.simulation.calibrate.residuals import Found
 from pdserve.commands.simulation.calibrate.samples import Recording
-from pdserve.commands.simulation.host import front_work_s
 from pdserve.commands.simulation.step_times import region_of
-from pdserve.measured.calibration import Region, Sharing
+from pdserve.measured.calibration import Region, Services, Sharing
 from pdserve.measured.perf_model import PerfModel
 from pdserve.measured.samples import NodeKind, StepSample
-from pdserve.node.profiling.fit import non_negative_least_squares
 from pdserve.protocol import StepCosts
 
 Neighbour = Literal["decode", "prompt"]
@@ -117,17 +112,17 @@ def meet(
     kind: NodeKind,
     costs: Mapping[Region, StepCosts],
     beside: Sequence[Beside],
-    front: Sequence[FrontWork],
+    services: Services,
+    node_threads: float,
 ) -> Neighbours:
     """Compare steps beside those of a neighbour with what they take alone."""
     cores = kind.host_cores
-    sharing = _front(cores, front)
     has_idle_core = cores > 2 * kind.cpus  # beside both nodes
     perf = {region: PerfModel(of_region) for region, of_region in costs.items()}
     by_kind: dict[tuple[Neighbour, Neighbour], Found] = defaultdict(lambda: Found([], []))
     for found in beside:
         shape = found.step.shape
-        waits = 1.0 if has_idle_core else _waits_for_front(sharing, found)
+        waits = 1.0 if has_idle_core else _waits_for_services(services, cores, found)
         pairs = by_kind["decode" if shape.is_decode else "prompt", found.neighbour]
         pairs.predicted_s.append(perf[region_of(shape)].step_s(shape) * waits)
         pairs.measured_s.append(found.step.period_s)
@@ -145,46 +140,37 @@ def meet(
     return Neighbours(
         sharing=Sharing(
             cores=cores,
+            node_threads=node_threads,
             decode_beside_decode=factor("decode", "decode"),
             decode_beside_prompt=factor("decode", "prompt"),
             prompt_beside_decode=factor("prompt", "decode"),
             prompt_beside_prompt=factor("prompt", "prompt"),
-            front_request_s=sharing.front_request_s,
-            front_step_s=sharing.front_step_s,
-            front_token_s=sharing.front_token_s,
         ),
         decodes=all_of("decode"),
         prompts=all_of("prompt"),
     )
 
 
-def _front(cores: int, front: Sequence[FrontWork]) -> Sharing:
-    """Divide the CPU time of what is in front by what it did; nothing, if nobody measured it."""
-    if not front:
-        return Sharing(cores=cores)
-    done = np.array([[w.num_requests, w.num_steps, w.num_tokens] for w in front], np.float64)
-    cpu_s = np.array([work.cpu_s for work in front])
-    request_s, step_s, token_s = non_negative_least_squares(done, cpu_s).tolist()
-    return Sharing(
-        cores=cores, front_request_s=request_s, front_step_s=step_s, front_token_s=token_s
-    )
+def _waits_for_services(services: Services, cores: int, found: Beside) -> float:
+    """Return how much longer a step takes where all cores compute, as `Host` has it.
 
-
-def _waits_for_front(sharing: Sharing, found: Beside) -> float:
-    """Return how much longer a step takes where both cores compute, as `Host` has it.
-
-    In the measured time of a step, what is in front has had its share.
+    In the measured time of a step, coordinator and client have had their share.
     """
-    if not sharing.cores:
+    if not cores:
         return 1.0
     step = found.step
-    front_s = _front_s(sharing, step)
+    taken_s = _services_s(services, step)
     for other, common_s in found.others:
-        front_s += _front_s(sharing, other) * common_s / other.period_s
-    return 1 / max(0.5, 1 - front_s / step.period_s / sharing.cores)
+        taken_s += _services_s(services, other) * common_s / other.period_s
+    return 1 / max(0.5, 1 - taken_s / step.period_s / cores)
 
 
-def _front_s(sharing: Sharing, step: StepSample) -> float:
-    """Return what a step's tokens are for what is in front; in mixed steps, most are of streams."""
+def _services_s(services: Services, step: StepSample) -> float:
+    """Return what a step's tokens are for services; in mixed steps, most are of streams."""
+    if not step.sampled:
+        return 0.0
     num_prompts = step.sampled if not step.decode_context else 0
-    return front_work_s(sharing, step.sampled, num_prompts)
+    return sum(
+        of.step_s + of.token_s * step.sampled + of.request_s * num_prompts
+        for of in (services.coordinator, services.client)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +25,8 @@ from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.commands.simulation.calibrate.config import CalibrateConfig
 from pdserve.commands.simulation.calibrate.drive import Driver
 from pdserve.commands.simulation.calibrate.fit import Measured, calibrate
-from pdserve.commands.simulation.calibrate.front_meter import FrontMeter
 from pdserve.commands.simulation.calibrate.samples import NodeReader
+from pdserve.commands.simulation.calibrate.services import ServiceMeter
 from pdserve.commands.simulation.predict.answer import said_errors
 from pdserve.measured.calibration import Calibration, write_calibration
 from pdserve.settings.config import CheckpointConfig, Mode
@@ -68,15 +68,18 @@ def measured(config: CalibrateConfig) -> Calibration:
 async def _measure(config: CalibrateConfig) -> Measured:
     """Measure the running cluster, or one after the other of those that are started."""
     if config.url:
-        return await _at(config.url, config, config.budget_s, None)
+        return await _at(config.url, config, config.budget_s, None, {})
     seconds = config.budget_s / _NUM_MEASURED
     async with _started(config, "disaggregated", config.engine.threads) as cluster:
         say(f"measuring a node of each role for {seconds:.0f} s")
-        found = await _at(cluster.url, config, seconds, None, cluster.pid(COORDINATOR))
+        names = [COORDINATOR, *cluster.node_names]
+        pids = {name: cluster.pid(name) for name in names}
+        found = await _at(cluster.url, config, seconds, None, pids)
     async with _started(config, "colocated", found.kind.cpus) as cluster:
+        pids = {COORDINATOR: cluster.pid(COORDINATOR)}
         for num_nodes in (2, 1):
             say(f"measuring {num_nodes} of both roles for {seconds:.0f} s")
-            found = await _at(cluster.url, config, seconds, found, cluster.pid(COORDINATOR))
+            found = await _at(cluster.url, config, seconds, found, pids)
             if num_nodes == 2:
                 await _without(cluster, cluster.node_names[-1])
     return found
@@ -115,9 +118,12 @@ async def _at(
     config: CalibrateConfig,
     seconds: float,
     measured: Measured | None,
-    coordinator_pid: int | None = None,
+    pids: Mapping[str, int],
 ) -> Measured:
     """Measure one cluster, half of the time for the fit and half to judge it.
+
+    `pids`: of its processes on this host, by name, whose work is measured; of nodes, those of one
+    role each.
 
     Raises:
         CalibrationError: somebody uses it, or its nodes cannot be asked, or share their cores.
@@ -144,11 +150,12 @@ async def _at(
         await driver.both(min(_WARM_UP_S, seconds / 10))
         await reader.read()
         idle = measured.handed_off if status.mode == "disaggregated" else measured.on_one_node
-        meter = FrontMeter(driver, reader, coordinator_pid, measured.front)
+        meter = ServiceMeter(driver, reader, pids, measured.works)
         for recording in (measured.fitted, measured.held_out):
-            idle += await meter.during(driver.prompts(seconds / 6), recording)
-            await meter.during(driver.streams(seconds / 6), recording)
-            await meter.during(driver.both(seconds / 6), recording)
+            each_s = seconds / 8
+            idle += await meter.during(driver.prompts(each_s), recording)
+            for phase in (driver.streams, driver.answers, driver.both):
+                await meter.during(phase(each_s), recording)
     measured.prompt_lengths |= driver.prompt_lengths
     measured.contexts |= driver.contexts
     return measured
@@ -175,7 +182,7 @@ def _table(calibration: Calibration) -> Table:
 
 def _card(calibration: Calibration) -> str:
     ranges, pull, host = calibration.ranges, calibration.pull, calibration.host
-    overheads = calibration.overheads
+    overheads, services = calibration.overheads, calibration.services
     return "\n".join(
         [
             f"held-out errors: {said_errors(calibration.errors)}",
@@ -188,8 +195,16 @@ def _card(calibration: Calibration) -> str:
             f"beside decodes of another node of the host: decode x {host.decode_beside_decode:g}, "
             f"prompts x {host.prompt_beside_decode:g}; beside its prompts: decode x "
             f"{host.decode_beside_prompt:g}, prompts x {host.prompt_beside_prompt:g}",
-            f"coordinator and client: {1e3 * host.front_request_s:.2f} ms of a core per request, "
-            f"{1e3 * host.front_step_s:.2f} ms per step, {1e3 * host.front_token_s:.3f} ms per "
-            "token",
+            *(
+                f"{name}: {1e3 * of.request_s:.2f} ms of a core per request, "
+                f"{1e6 * of.prompt_token_s:.2f} us per token of its prompt, "
+                f"{1e3 * of.step_s:.2f} ms per step, {1e3 * of.token_s:.3f} ms per token"
+                for name, of in (
+                    ("coordinator", services.coordinator),
+                    ("client", services.client),
+                    ("prefill node, beside its steps", services.prefill),
+                    ("decode node, beside its steps", services.decode),
+                )
+            ),
         ]
     )

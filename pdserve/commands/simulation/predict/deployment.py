@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
@@ -20,8 +20,9 @@ from pdserve.commands.simulation.call import Call
 from pdserve.commands.simulation.cluster import Cluster
 from pdserve.commands.simulation.coordinator import Coordinator
 from pdserve.commands.simulation.events import Events
-from pdserve.commands.simulation.host import Host
+from pdserve.commands.simulation.host import Host, Service
 from pdserve.commands.simulation.machine import Machine, scaled
+from pdserve.commands.simulation.messages import Messages, Server
 from pdserve.commands.simulation.node import Node
 from pdserve.commands.simulation.outcome import Outcome
 from pdserve.commands.simulation.predict.load import Question, Ranged, call_of, calls_of
@@ -29,7 +30,7 @@ from pdserve.commands.simulation.predict.parts import Parts
 from pdserve.commands.simulation.predict.tally import Tally
 from pdserve.commands.simulation.split import SplitCores
 from pdserve.commands.simulation.step_times import ResidualScatter
-from pdserve.measured.calibration import Calibration
+from pdserve.measured.calibration import Calibration, Services, Sharing
 from pdserve.protocol import NodeRole, Slo
 from pdserve.settings.config import ONE_POOL, Mode, PolicyConfig, RoutingConfig
 
@@ -98,7 +99,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # simulated
     cpu_s: float  # that the simulation took
     busy: dict[str, float]  # node |-> share of the time that it computed
+    # Service |-> share of the time that it had something to do; none: the calibration has none.
+    services: dict[str, float]
     prompt_busy: dict[str, float]  # node |-> the part of this that was for prompts
+    client_kept_up: bool  # otherwise it, and no node, is what limits this run
     parts: Parts
     largest_batch: int
     in_flight: float  # requests that an arriving one found in the cluster, on average
@@ -134,13 +138,17 @@ def run(
     seconds = cluster.events.now_s
     rig.ranges.check_batches([node.largest_batch for node in cluster.nodes])
     scored = tally.score(rig.target)
+    late_ms = scored.late_ms.p99 or 0.0
+    rig.ranges.check_client(rate, late_ms, promise)
     return Result(
         rate=rate,
         score=scored,
         seconds=seconds,
         cpu_s=time.process_time() - began_s,
         busy={node.name: node.busy_s / seconds for node in cluster.nodes},
+        services={name: busy_s / seconds for name, busy_s in cluster.messages.busy_s.items()},
         prompt_busy={node.name: node.prompt_s / seconds for node in cluster.nodes},
+        client_kept_up=promise.is_measured(late_ms),
         parts=tally.phases.parts(node.steps for node in cluster.nodes),
         largest_batch=max(node.largest_batch for node in cluster.nodes),
         in_flight=cluster.num_met / cluster.num_arrived,
@@ -224,7 +232,7 @@ def _cluster(rig: Rig, deployment: Deployment, seed: int) -> tuple[Cluster, Coor
         )
         for number, (role, (host, cores)) in enumerate(zip(roles, places, strict=True))
     ]
-    cluster = Cluster(events, nodes)
+    cluster = Cluster(events, nodes, _messages(rig, nodes, events))
     return cluster, Coordinator(cluster, deployment.mode, router, admission=rig.admission)
 
 
@@ -233,16 +241,26 @@ def _places(
 ) -> list[tuple[Host | None, SplitCores | None]]:
     """Return the host of each node, and its cores if it splits them."""
     bus, threads, num_nodes = rig.calibration.host, rig.calibration.cpus, deployment.num_nodes
-    host = Host("shared", bus, threads) if rig.one_host and num_nodes > 1 else None
+    host = Host("shared", events, bus, threads) if rig.one_host else None
     if deployment.mode != "multiplexed":
         return [(host, None)] * num_nodes
-    return [
-        (
-            host or Host(f"host-{number}", bus, threads),
-            SplitCores(events, _machine(rig, rig.calibration), threads, bus, rig.policy),
-        )
-        for number in range(deployment.decode)
-    ]
+    hosts = [host or Host(f"host-{n}", events, bus, threads) for n in range(deployment.decode)]
+    machine = _machine(rig, rig.calibration)
+    return [(host, SplitCores(events, host, machine, threads, bus, rig.policy)) for host in hosts]
+
+
+def _messages(rig: Rig, nodes: Sequence[Node], events: Events) -> Messages:
+    """Return the coordinator, and the client where all is on one host: where benchmarks have it."""
+    times, sharing = rig.calibration.services, rig.calibration.host
+    if times == Services():
+        return Messages()
+    if not rig.one_host:
+        alone = Service(events, Host("coordinator", events, Sharing(cores=1)), [0])
+        return Messages(Server(alone, times.coordinator))
+    host = nodes[0].host
+    coordinator = Service(events, host, host.spare_cores)
+    client = Service(events, host, range(sharing.cores))
+    return Messages(Server(coordinator, times.coordinator), Server(client, times.client))
 
 
 def _machine(rig: Rig, calibration: Calibration) -> Machine:

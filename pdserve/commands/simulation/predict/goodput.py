@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pdserve.commands.bench.compare.goodput import Goodput, RatePoint, goodput, merged
 from pdserve.commands.bench.compare.shown.verdict import dispersion
 from pdserve.commands.simulation.predict.deployment import Result
-from pdserve.commands.simulation.predict.load import BatchOutside
+from pdserve.commands.simulation.predict.load import RateOutside
 
 GROWTH = 1.5  # factor between rates until the crossing is enclosed
 _MOST = 24  # rates
@@ -23,7 +23,8 @@ class Found(NamedTuple):
 
     goodput: Goodput  # "above the rates": above all that lie within the calibration
     runs: list[Runs]  # by rate, ascending
-    outside: list[float]  # rates at which decode batches were larger than any that was calibrated
+    outside: list[float]  # rates that cannot be predicted
+    why: str  # it is so, of the lowest of them
 
 
 def find_goodput(
@@ -42,13 +43,13 @@ def find_goodput(
     """
     found: dict[float, Runs] = {}
     outside: list[float] = []
-    error: BatchOutside | None = None
+    error: RateOutside | None = None
     low, high, edge, rate = 0.0, inf, inf, start
     while len(found) + len(outside) < _MOST and not (low and min(high, edge) <= low * close):
         try:
             found[rate] = runs_at(rate)
-        except BatchOutside as larger:
-            edge, error = rate, larger
+        except RateOutside as at_edge:
+            edge, error = rate, at_edge
             outside.append(rate)
         else:
             if pooled(found[rate]).attainment >= target:
@@ -65,7 +66,8 @@ def find_goodput(
     points = [point for rate in sorted(found) if rate < edge for point in _points(found[rate])]
     if not points and error is not None:
         raise error
-    return Found(goodput(points, target, 0, dispersion([points])), by_rate, sorted(outside))
+    found_goodput = goodput(points, target, 0, dispersion([points]))
+    return Found(found_goodput, by_rate, sorted(outside), error.why if error else "")
 
 
 def pooled(runs: Runs) -> RatePoint:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 from zlib import crc32
 
 from msgspec.structs import replace
@@ -125,8 +125,22 @@ def capacity(calibration: Calibration, question: Question, num_nodes: int) -> fl
     return num_nodes * len(sketches) / seconds
 
 
-class BatchOutside(CalibrationError):
-    """Decode batches of a run were larger than any that was measured: lower rates may be inside."""
+class RateOutside(CalibrationError):
+    """A run cannot be predicted at this rate; at a lower one it may."""
+
+    why: ClassVar[str]  # for people, of all such rates
+
+
+class BatchOutside(RateOutside):
+    """Decode batches were larger than any that was measured."""
+
+    why = "batches are larger than any that was calibrated"
+
+
+class ClientLimit(RateOutside):
+    """The load client did not keep up, so times that it sees are partly its own."""
+
+    why = "the load client is the limit"
 
 
 class Ranged:
@@ -171,6 +185,19 @@ class Ranged:
         for size in largest:
             if size:
                 self._within("batch", size, self._ranges.batch, BatchOutside)
+
+    def check_client(self, rate: float, late_ms: float, promise: Promise) -> None:
+        """Check by how much a client was late itself, at the 99th percentile.
+
+        Raises:
+            ClientLimit: it was by too much to tell of this promise, and that is not allowed.
+        """
+        if not self._extrapolates and not promise.is_measured(late_ms):
+            raise ClientLimit(
+                f"at {rate:.3g} requests/s the load client sends {late_ms:.0f} ms late, so it is "
+                "the limit, and no node: ask for a lower rate, or give --extrapolate and take the "
+                "answer with that much more doubt"
+            )
 
     def _within(
         self,

@@ -64,7 +64,7 @@ class Tally:
         seen = Seen(
             kind=call.kind,
             due_s=call.at_s,
-            sent_s=call.at_s,
+            sent_s=outcome.sent_s,
             num_prompt=call.prompt.num_tokens,
             num_output=call.num_output,
             arrivals_s=times_s[:1] + times_s[1:][-1:],

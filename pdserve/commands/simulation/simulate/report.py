@@ -18,7 +18,8 @@ class ModeAnswer(msgspec.Struct, frozen=True):
     deployment: Deployment
     goodput: Goodput | None
     rows: list[Result]
-    outside: list[float]  # rates that the search left out: the calibration has no such batches
+    outside: list[float]  # rates that the search left out
+    why: str  # it did so
 
 
 class SimulateReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,8 +80,10 @@ def _answer_for(
         return runs_of(rig, deployment, question, rate, promise, config.seeds)
 
     if rates:
-        return ModeAnswer(deployment, None, [row for rate in rates for row in runs_at(rate)], [])
+        return ModeAnswer(
+            deployment, None, [row for rate in rates for row in runs_at(rate)], [], ""
+        )
     start = capacity(rig.calibration, question, deployment.num_nodes) / 2
     found = find_goodput(runs_at, start, config.target, _CLOSE)
     rows = [row for runs in found.runs for row in runs]
-    return ModeAnswer(deployment, found.goodput, rows, found.outside)
+    return ModeAnswer(deployment, found.goodput, rows, found.outside, found.why)

@@ -20,8 +20,8 @@ def tables(report: SimulateReport) -> Iterator[RenderableType]:
     for mode in report.modes:
         if mode.outside:
             yield (
-                f"{mode.deployment.text}: from {mode.outside[0]:.3g} requests/s on, batches are "
-                "larger than any that was calibrated; --extrapolate predicts these rates as well"
+                f"{mode.deployment.text}: from {mode.outside[0]:.3g} requests/s on, {mode.why}; "
+                "--extrapolate predicts these rates as well"
             )
     yield report.card.text
     yield (

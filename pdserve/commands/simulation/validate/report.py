@@ -29,7 +29,14 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def remarks(self) -> list[str]:
         """The errors over all rows."""
-        pairs = [p for row in self.rows for p in zip(row.predicted, row.measured, strict=True)]
+        pairs = [
+            (predicted, measured)
+            for row in self.rows
+            for predicted, measured, is_known in zip(
+                row.predicted, row.measured, row.client_kept_up, strict=True
+            )
+            if is_known
+        ]
         below = [pair for pair in pairs if max(pair[0].attainment, pair[1].attainment) >= _KNEE]
         points = _points(pairs)
         chance = sum(b.attainment_low <= a.attainment <= b.attainment_high for a, b in pairs)
@@ -44,6 +51,7 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
             _line("TTFT p99 below the knee", _off(below, lambda f: f.ttft_p99), "{:.1%}"),
             _line("TPOT p50 below the knee", _off(below, lambda f: f.tpot_p50), "{:.1%}"),
             *said(self.regrets),
+            *self._said_client(),
             self._said_machine(),
             *(
                 f"OUTSIDE the calibration: {what} from {least} to {most}"
@@ -54,10 +62,14 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
     def _said_tails(self) -> str:
         tails, expected = [], 0.0
         for row in self.rows:
-            for runs, bounds, measured in zip(
-                row.predicted_kinds, row.predicted_ttft_p99, row.measured, strict=True
+            for runs, bounds, measured, is_known in zip(
+                row.predicted_kinds,
+                row.predicted_ttft_p99,
+                row.measured,
+                row.client_kept_up,
+                strict=True,
             ):
-                if bounds is None or measured.ttft_p99 is None:
+                if bounds is None or measured.ttft_p99 is None or not is_known:
                     continue
                 least, most = bounds
                 tails.append(least <= measured.ttft_p99 <= most)
@@ -67,6 +79,16 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
             f"{sum(tails)} of {len(tails)} TTFT p99 lie within those of the simulated runs; were "
             f"the prediction perfect, {expected:.0f} would"
         )
+
+    def _said_client(self) -> list[str]:
+        kept_up = [is_known for row in self.rows for is_known in row.client_kept_up]
+        num_limited = kept_up.count(False)
+        if not num_limited:
+            return []
+        return [
+            f"at {num_limited} of {len(kept_up)} rates the load client is the limit, measured or "
+            "predicted: they are left out of all errors"
+        ]
 
     def _said_machine(self) -> str:
         alone = sorted(factor for row in self.rows for factor in row.alone if factor is not None)
@@ -104,16 +126,17 @@ def table(report: PredictionReport) -> Table:
                    "TPOT p50", "TPOT p99 (ms)", "goodput"):  # fmt: skip
         made.add_column(column, justify="left" if column in ("load", "deployment") else "right")
     for row in report.rows:
-        for number, (rate, predicted, measured) in enumerate(
-            zip(row.rates, row.predicted, row.measured, strict=True)
+        for number, (rate, predicted, measured, is_known) in enumerate(
+            zip(row.rates, row.predicted, row.measured, row.client_kept_up, strict=True)
         ):
             goodput = "" if number else _goodput(row)
+            mark = "" if is_known else " client's limit"
             made.add_row(
                 row.case if not number else "",
                 row.deployment if not number else "",
                 f"{rate:.2f}",
                 f"{100 * predicted.attainment:.0f} / {100 * measured.attainment:.0f} "
-                f"({100 * measured.attainment_low:.0f}-{100 * measured.attainment_high:.0f})",
+                f"({100 * measured.attainment_low:.0f}-{100 * measured.attainment_high:.0f}){mark}",
                 _both(predicted.ttft_p50, measured.ttft_p50, ".0f"),
                 _both(predicted.ttft_p99, measured.ttft_p99, ".0f"),
                 _both(predicted.tpot_p50, measured.tpot_p50, ".1f"),

@@ -70,6 +70,16 @@ def known_of(figures: Iterable[float | None]) -> list[float]:
     return known if len(known) == len(all_of_them) else []
 
 
+def points_of(rates: Iterable[tuple[float, Kinds, bool]]) -> list[RatePoint]:
+    """Return the points of a curve; of each rate it is given whether the client kept up.
+
+    Where it never did, all of them: nothing else is known.
+    """
+    found = list(rates)
+    kept_up = [(rate, kinds) for rate, kinds, is_known in found if is_known]
+    return [RatePoint(*point) for point in kept_up or [(rate, kinds) for rate, kinds, _ in found]]
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One deployment under one load, at several rates."""
 
@@ -85,6 +95,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     measured_kinds: list[Kinds]  # of each rate
     predicted_parts: list[Parts]
     measured_parts: list[Parts]
+    client_kept_up: list[bool]  # measured and predicted; else this rate tells of the client
     alone: list[float | None]  # steps beside which nothing ran: measured over calibrated time
     predicted_goodput: float
     measured_goodput: float | None  # None: not between the rates
@@ -103,11 +114,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def points(self) -> list[RatePoint]:
-        """The measured attainment curve."""
-        return [
-            RatePoint(rate, kinds)
-            for rate, kinds in zip(self.rates, self.measured_kinds, strict=True)
-        ]
+        """The measured attainment curve, as far as the client kept up."""
+        return points_of(zip(self.rates, self.measured_kinds, self.client_kept_up, strict=True))
 
     @property
     def simulated(self) -> list[RatePoint]:

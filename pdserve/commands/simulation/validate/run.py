@@ -19,7 +19,7 @@ from pdserve.commands.bench.compare.clusters import RunningServer, together
 from pdserve.commands.bench.compare.goodput import RatePoint, crossing
 from pdserve.commands.bench.compare.runner import drain_s
 from pdserve.commands.bench.load.open_loop import longest_s, open_loop_client
-from pdserve.commands.bench.load.outcome import Promise
+from pdserve.commands.bench.load.outcome import Percentiles, Promise
 from pdserve.commands.bench.load.scenarios import ScenarioName
 from pdserve.commands.bench.load.slo_score import Score, score
 from pdserve.commands.bench.output import print_json, print_tables, say
@@ -47,7 +47,7 @@ from pdserve.commands.simulation.validate.config import PredictionConfig
 from pdserve.commands.simulation.validate.parts import alone_of, parts_of
 from pdserve.commands.simulation.validate.regret import regret_table, regrets_of
 from pdserve.commands.simulation.validate.report import PredictionReport, parts_table, table
-from pdserve.commands.simulation.validate.row import Figures, Row, known_of
+from pdserve.commands.simulation.validate.row import Figures, Row, known_of, points_of
 from pdserve.measured.calibration import Calibration
 from pdserve.settings.config import CheckpointConfig, PolicyConfig, RoutingConfig
 from pdserve.shared.errors import ConfigError, PdserveError
@@ -79,6 +79,7 @@ class _Measured(NamedTuple):
     score: Score
     parts: Parts
     alone: float | None
+    client_kept_up: bool
 
 
 def run(config: PredictionConfig, setup: dict[str, object]) -> int:
@@ -212,6 +213,10 @@ def _row(config: PredictionConfig, rig: Rig, one: _Predicted) -> Row:
         measured_kinds=[of.score.counts for of in found],
         predicted_parts=[Parts.between([result.parts for result in runs]) for runs in predicted],
         measured_parts=[of.parts for of in found],
+        client_kept_up=[
+            of.client_kept_up and all(run.client_kept_up for run in runs)
+            for of, runs in zip(found, predicted, strict=True)
+        ],
         alone=[of.alone for of in found],
         predicted_goodput=goodput,
         measured_goodput=at if where == "crossing" else None,
@@ -294,10 +299,13 @@ async def _measure(
                 found, recording = await reader.during(sent, _READ_S)
                 await server.settle()
                 recording.extend(await reader.read())
+                scored = score(found.outcomes, promise, config.target)
+                lag_ms = Percentiles.of(found.lags_s).p99 or 0.0
                 measured[rate] = _Measured(
-                    score(found.outcomes, promise, config.target),
+                    scored,
                     parts_of(before, await scrape(front), recording),
                     alone_of(calibration, recording),
+                    promise.is_measured(max(lag_ms, scored.late_ms.p99 or 0.0)),
                 )
                 if not left and len(measured) < len(rates) + _MOST_MORE:
                     left = beyond(_points(measured), config.target)
@@ -305,7 +313,9 @@ async def _measure(
 
 
 def _points(measured: Mapping[float, _Measured]) -> list[RatePoint]:
-    return [RatePoint(rate, of.score.counts) for rate, of in measured.items()]
+    return points_of(
+        (rate, of.score.counts, of.client_kept_up) for rate, of in sorted(measured.items())
+    )
 
 
 def beyond(points: Sequence[RatePoint], target: float) -> list[float]:

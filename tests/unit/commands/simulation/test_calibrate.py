@@ -10,12 +10,12 @@ import pytest
 
 from pdserve.commands.simulation.calibrate.drive import Idle
 from pdserve.commands.simulation.calibrate.fit import Measured, calibrate
-from pdserve.commands.simulation.calibrate.front_meter import FrontWork
 from pdserve.commands.simulation.calibrate.residuals import Found
 from pdserve.commands.simulation.calibrate.samples import Recording
+from pdserve.commands.simulation.calibrate.services import Done, Process, Work
 from pdserve.commands.simulation.machine import Machine
 from pdserve.kv import KvDtype
-from pdserve.measured.calibration import ModelShape, NodeLimits
+from pdserve.measured.calibration import ModelShape, NodeLimits, Services, ServiceTimes
 from pdserve.measured.perf_model import PerfModel, StepRow, StepShape
 from pdserve.measured.samples import NodeKind, PullSample, StepSample
 from pdserve.node.profiling.fit import fit_costs
@@ -171,24 +171,63 @@ def test_neighbours_of_a_host_are_told_apart_from_nodes_elsewhere() -> None:
     assert host.cores == 4
 
 
-def test_what_is_in_front_is_told_apart_from_the_bus() -> None:
-    """With as many nodes as cores, all that it takes is taken from steps."""
-    front = [
-        FrontWork(3e-3 * requests + 9e-4 * steps + 2e-5 * tokens, requests, steps, tokens)
-        for requests, steps, tokens in ((40, 300, 250), (160, 660, 5600), (110, 700, 1900))
-    ]
+TIMES: dict[Process, ServiceTimes] = {
+    "coordinator": ServiceTimes(1e-3, 1e-6, 6e-4, 1.5e-5),
+    "client": ServiceTimes(4e-4, 0.0, 3e-4, 5e-6),
+    "prefill": ServiceTimes(6e-4, 2e-6, 0.0, 0.0),
+    "decode": ServiceTimes(8e-4, 3e-6, 2e-4, 1e-5),
+}
+
+
+def worked(requests: int, prompt_tokens: int, steps: int, tokens: int) -> Work:
+    done = requests, prompt_tokens, steps, tokens
+    return {
+        process: Done(
+            of.request_s * requests
+            + of.prompt_token_s * prompt_tokens
+            + of.step_s * steps
+            + of.token_s * tokens,
+            *done,
+            engine_s=1.0 if process in ("prefill", "decode") else 0.0,
+        )
+        for process, of in TIMES.items()
+    }
+
+
+WORKS = [
+    worked(40, 41_000, 300, 250),
+    worked(160, 9_000, 660, 5600),
+    worked(110, 70_000, 700, 1900),
+    worked(90, 30_000, 100, 4000),
+    worked(20, 30_000, 500, 500),
+]
+
+
+def test_what_services_take_is_told_apart_from_the_bus() -> None:
+    """With as many nodes as cores, all that coordinator and client take is taken from steps."""
     seen = measured()
-    seen.front = front
+    seen.works = WORKS
     seen.kind = msgspec.structs.replace(KIND, host_cores=2)
     seen.fitted = recorded(1, slower_beside=1.2, front_s=9e-4 + 2e-5 * 21)  # a batch on average
     seen.held_out = recorded(2, slower_beside=1.2, front_s=9e-4 + 2e-5 * 21)
-    host = calibrate(seen, "2026-11-26", 0).host
-    assert host.front_request_s == pytest.approx(3e-3, rel=0.01)
-    assert host.front_step_s == pytest.approx(9e-4, rel=0.01)
-    assert host.front_token_s == pytest.approx(2e-5, rel=0.01)
-    assert host.decode_beside_decode == pytest.approx(1.2, rel=0.05)
-    seen.front = []
-    assert calibrate(seen, "2026-11-26", 0).host.decode_beside_decode > 1.25
+    found = calibrate(seen, "2026-11-26", 0)
+    services = found.services
+    for process in ("coordinator", "client"):
+        times, true = getattr(services, process), TIMES[process]
+        assert msgspec.structs.astuple(times) == pytest.approx(
+            msgspec.structs.astuple(true), rel=0.01, abs=1e-9
+        )
+    # What decode nodes do for steps is in the times of these.
+    assert services.prefill == ServiceTimes(pytest.approx(6e-4), pytest.approx(2e-6))
+    assert services.decode == ServiceTimes(pytest.approx(8e-4), pytest.approx(3e-6))
+    assert found.host.decode_beside_decode == pytest.approx(1.2, rel=0.05)
+    nodes = [work[name] for work in WORKS for name in ("prefill", "decode")]
+    beside_s, engine_s = sum(d.cpu_s for d in nodes), sum(d.engine_s for d in nodes)
+    assert found.host.node_threads == pytest.approx(1 + 2 * beside_s / (beside_s + engine_s))
+    seen.works = []
+    found = calibrate(seen, "2026-11-26", 0)
+    assert found.services == Services()
+    assert found.host.decode_beside_decode > 1.25
 
 
 @pytest.mark.long
@@ -207,6 +246,15 @@ def test_what_messages_add_is_what_steps_and_pulls_leave() -> None:
     overheads = calibrate(measured(), "2026-11-23", 0).overheads
     assert overheads.first_token_s == pytest.approx(0.004, abs=0.003)
     assert overheads.handoff_s == pytest.approx(0.003, abs=0.0005)
+    seen = measured()
+    seen.handed_off = [idle for idle in seen.handed_off if idle.num_prompt == 100]
+    overheads = calibrate(seen, "2026-11-23", 0).overheads
+    seen.works = WORKS
+    rest = calibrate(seen, "2026-11-23", 0).overheads
+    # Of a prompt of 100 tokens, these services take the others.
+    prefill_s = 1e-3 + 4e-4 + 6e-4 + 6e-4 + 3e-4 + 2e-5 + 100 * (1e-6 + 2e-6)
+    assert overheads.first_token_s - rest.first_token_s == pytest.approx(prefill_s, abs=1e-5)
+    assert overheads.handoff_s - rest.handoff_s == pytest.approx(8e-4 + 100 * 3e-6, abs=1e-5)
 
 
 def test_a_kind_that_was_not_seen_is_fitted_with_the_others_and_its_error_is_unknown() -> None:

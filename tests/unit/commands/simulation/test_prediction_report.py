@@ -56,6 +56,7 @@ REPORT = PredictionReport(
             predicted_kinds=[[{"turn": (met, 100)}] * 5 for met in (99, 92, 80)],
             predicted_ttft_p99=[(90.0, 130.0), (190.0, 700.0), (390.0, 1000.0)],
             measured_kinds=[{"turn": (93, 100)}, {"turn": (90, 100)}, {"turn": (81, 100)}],
+            client_kept_up=[True, True, True],
             alone=[1.08, None, 0.95],
             predicted_parts=[parts(5.0), parts(5.5), parts(12.3)],
             measured_parts=[parts(6.0), parts(None), parts(6.6)],
@@ -90,6 +91,18 @@ def test_errors_below_the_knee_are_those_where_either_says_so() -> None:
     ) in remarks
     assert "took 1.02 times as long as calibrated in the median, 0.95 to 1.08" in remarks
     assert "OUTSIDE the calibration: batch from 20 to 30" in remarks
+
+
+def test_where_the_load_client_is_the_limit_nothing_is_compared() -> None:
+    (row,) = REPORT.rows
+    row = msgspec.structs.replace(row, client_kept_up=[True, True, False])
+    report = msgspec.structs.replace(REPORT, rows=[row])
+    remarks = "\n".join(report.remarks)
+    assert "error of attainment, points: median 4.0, worst 6.0, of 2" in remarks
+    assert "1 of 2 TTFT p99 lie within" in remarks
+    assert "at 1 of 3 rates the load client is the limit" in remarks
+    assert shown(table(report)).count("client's limit") == 1
+    assert [point.rate for point in row.points] == [1.0, 2.0]
 
 
 def test_the_tables_have_a_row_for_each_rate() -> None:
@@ -222,6 +235,7 @@ def measured_row(
         measured_kinds=[{"turn": (met, sent)} for met in in_time.values()],
         predicted_parts=[],
         measured_parts=[],
+        client_kept_up=[True] * len(in_time),
         alone=[],
         predicted_goodput=predicted_goodput,
         measured_goodput=None,

@@ -35,7 +35,14 @@ from pdserve.commands.simulation.predict.load import (
 )
 from pdserve.commands.simulation.predict.tally import Tally
 from pdserve.commands.simulation.prompts import KnownPrompt
-from pdserve.measured.calibration import Calibration, Range, Residuals, write_calibration
+from pdserve.measured.calibration import (
+    Calibration,
+    Range,
+    Residuals,
+    Services,
+    ServiceTimes,
+    write_calibration,
+)
 from pdserve.protocol import NodeRole, Slo
 from pdserve.settings.config import PolicyConfig
 from pdserve.shared.errors import CalibrationError
@@ -193,6 +200,36 @@ def test_the_command_answers_inside_of_the_calibration(
     told = capsys.readouterr().out
     assert "or more" in told
     assert "batches are larger than any that was calibrated" in " ".join(told.split())
+
+
+def test_a_client_that_is_the_limit_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It takes 20 ms for a request, so at 50 a second it sends them late, whatever nodes do."""
+    services = Services(client=ServiceTimes(request_s=0.02))
+    sharing = msgspec.structs.replace(CORE.host, cores=4)
+    slow = msgspec.structs.replace(CORE, services=services, host=sharing)
+    write_calibration(slow, tmp_path / "node.json")
+    command = ["simulate", "--calibration", str(tmp_path / "node.json"), "--modes", "colocated"]
+    command += ["--one-host", "--scenario", "short-prompts", "--ttft-s", "2", "--tpot-s", "1"]
+    assert main([*command, "--requests", "40"]) == 0
+    told = capsys.readouterr().out
+    assert "or more" in told
+    assert "the load client is the limit" in " ".join(told.split())
+    assert main([*command, "--requests", "40", "--rates", "60"]) != 0
+    assert "the load client sends" in capsys.readouterr().err
+
+
+def test_a_coordinator_that_takes_5_ms_a_request_limits_at_200_a_second() -> None:
+    """Wherever the nodes are, and however many of them."""
+    slow = Services(coordinator=ServiceTimes(request_s=0.005))
+    for services, last_ms in ((Services(), 70), (slow, 750)):
+        made = msgspec.structs.replace(CORE, services=services)
+        case = Question("", "short-prompts", 0.0, 300).case(made, 0)
+        calm = Promise(100.0, 1.0)
+        found = run(rig(made), Deployment("colocated", 0, 32), case, 400.0, 300, calm, 0)
+        assert found.score.ttft_ms.p99 == pytest.approx(last_ms, rel=0.1)
+    assert found.services["coordinator"] == pytest.approx(1.5 / found.seconds)
 
 
 def test_known_prompts_share_the_blocks_that_a_trace_says_they_share() -> None:

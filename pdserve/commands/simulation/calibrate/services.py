@@ -1,0 +1,144 @@
+"""CPU time of what is beside the engines: coordinator, client, and what nodes do for requests.
+
+They take it from steps where no core is idle, and each of them can be what limits a cluster.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final, Literal, TypeVar
+
+import numpy as np
+
+from pdserve.commands.bench.cpu_time import thread_seconds
+from pdserve.commands.cluster.plan import COORDINATOR
+from pdserve.commands.simulation.calibrate.drive import Driver
+from pdserve.commands.simulation.calibrate.samples import NodeReader, Recording
+from pdserve.measured.calibration import Services, ServiceTimes
+from pdserve.node.profiling.fit import non_negative_least_squares
+from pdserve.shared.process.thread_name import ENGINE_THREAD, KERNEL_THREAD
+
+T = TypeVar("T")
+
+Process = Literal["coordinator", "client", "prefill", "decode"]
+_NODES: Final[dict[Process, str]] = {"prefill": "prefill-0", "decode": "decode-0"}
+_ENGINE: Final = (ENGINE_THREAD, KERNEL_THREAD)
+_CLIENT: Final = "client"
+_LEAST = 4  # phases, of as many unknowns
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What passed through a process in a phase of a measurement."""
+
+    cpu_s: float  # beside the engine
+    num_requests: int
+    num_prompt_tokens: int
+    num_steps: int  # its own, or those of nodes that told it tokens
+    num_tokens: int  # in these steps
+    engine_s: float = 0.0  # of a node: CPU time of its steps
+
+
+Work = Mapping[Process, Done]
+"""What was done in a phase."""
+
+
+class ServiceMeter:
+    """Measures phases. The client is this process."""
+
+    def __init__(
+        self, driver: Driver, reader: NodeReader, pids: Mapping[str, int], found: list[Work]
+    ) -> None:
+        """Add to `found`; nothing, if the processes of the cluster, by name, are not known."""
+        self._driver = driver
+        self._reader = reader
+        self._pids = {**pids, _CLIENT: os.getpid()} if pids else {}
+        self._found = found
+
+    async def during(self, phase: Awaitable[T], recording: Recording) -> T:
+        """Add what nodes measure during a phase to `recording`; return the phase's result."""
+        driver, before_s = self._driver, self._cpu_s()
+        num_requests, num_prompt_tokens = driver.num_requests, driver.num_prompt_tokens
+        result = await phase
+        after_s = self._cpu_s()
+        read = await self._reader.read()
+        recording.extend(read)
+        requests = driver.num_requests - num_requests
+        prompt_tokens = driver.num_prompt_tokens - num_prompt_tokens
+        work: dict[Process, Done] = {}
+        for process, name in self._processes():
+            # The steps of a node, or all that the others are told of.
+            steps = read.steps.get(name, []) if process in _NODES else chain(*read.steps.values())
+            sampled = [step.sampled for step in steps if step.sampled]
+            service_s, engine_s = (
+                after - before for before, after in zip(before_s[name], after_s[name], strict=True)
+            )
+            work[process] = Done(
+                service_s, requests, prompt_tokens, len(sampled), sum(sampled), engine_s
+            )
+        if work:
+            self._found.append(work)
+        return result
+
+    def _cpu_s(self) -> dict[str, tuple[float, float]]:
+        """Return the CPU time of each process beside its engine, and of this."""
+        found = {}
+        for name, pid in self._pids.items():
+            threads = thread_seconds(pid)
+            engine_s = sum(threads.get(thread, 0.0) for thread in _ENGINE)
+            found[name] = sum(threads.values()) - engine_s, engine_s
+        return found
+
+    def _processes(self) -> list[tuple[Process, str]]:
+        """Return what is measured. Where nodes do both, nobody knows whose the requests were."""
+        names: dict[Process, str] = {"coordinator": COORDINATOR, "client": _CLIENT}
+        if _NODES["prefill"] in self._pids:
+            names |= _NODES
+        return [(process, name) for process, name in names.items() if name in self._pids]
+
+
+def services_of(works: Sequence[Work]) -> Services:
+    """Divide the CPU time of each process by what it did; nothing of those that few measured.
+
+    What a decode node does for steps is in their times. What a prefill node does is not, since most
+    of it comes before the first step of a prompt, and after the last one: it is the prompt's.
+    """
+
+    def done(process: Process) -> list[Done]:
+        return [work[process] for work in works if process in work]
+
+    decode = _times(done("decode"))
+    return Services(
+        coordinator=_times(done("coordinator")),
+        client=_times(done("client")),
+        prefill=_times([replace(one, num_steps=0, num_tokens=0) for one in done("prefill")]),
+        decode=ServiceTimes(decode.request_s, decode.prompt_token_s),
+    )
+
+
+def _times(done: Sequence[Done]) -> ServiceTimes:
+    known = [one for one in done if one.cpu_s > 0]
+    if len(known) < _LEAST:
+        return ServiceTimes()
+    # Relative to the time: short phases say as much as long ones.
+    rows = np.array(
+        [[d.num_requests, d.num_prompt_tokens, d.num_steps, d.num_tokens] for d in known]
+    ) / np.array([[d.cpu_s] for d in known])
+    request_s, prompt_token_s, step_s, token_s = non_negative_least_squares(
+        rows, np.ones(len(known))
+    ).tolist()
+    return ServiceTimes(request_s, prompt_token_s, step_s, token_s)
+
+
+def node_threads(works: Sequence[Work]) -> float:
+    """Return how many threads want a node's core while it computes, on average.
+
+    What its event loop does while the engine computes takes twice as long on one core, and both
+    want it for so long.
+    """
+    done = [work[process] for work in works for process in _NODES if process in work]
+    service_s, engine_s = sum(d.cpu_s for d in done), sum(d.engine_s for d in done)
+    return 1 + 2 * min(service_s, engine_s) / (service_s + engine_s) if done else 1.0
