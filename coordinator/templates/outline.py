@@ -113,6 +113,7 @@ class Outlines:
     def __init__(self) -> None:
         self._found: OrderedDict[bytes, list[Outline]] = OrderedDict()
         self._num_vain: dict[bytes, int] = {}  # of these: chats that were rendered to none
+        self._tried: set[bytes] = set()  # shapes of which a chat is being rendered to one
 
     def text(self, shape: bytes, chat: TemplateInput) -> str | None:
         """Return the text of a chat of this shape; None: it has to be rendered."""
@@ -123,12 +124,19 @@ class Outlines:
         contents = [message["content"] for message in chat.messages]
         return next((text for one in outlines if (text := one.filled(contents)) is not None), None)
 
-    def lacks(self, shape: bytes) -> bool:
-        """Whether a chat of this shape should be rendered to an outline, too."""
-        return self._num_vain.get(shape, 0) < _MAX_VAIN
+    def wants(self, shape: bytes) -> bool:
+        """Whether a chat of this shape is to be rendered to an outline, too: then `add` follows.
+
+        Of chats that come at the same time, only one is.
+        """
+        if shape in self._tried or self._num_vain.get(shape, 0) >= _MAX_VAIN:
+            return False
+        self._tried.add(shape)
+        return True
 
     def add(self, shape: bytes, outline: Outline | None) -> None:
         """Note what came of that."""
+        self._tried.discard(shape)
         outlines = self._found.setdefault(shape, [])
         self._found.move_to_end(shape)
         if outline is not None and outline.is_small:

@@ -186,7 +186,10 @@ class Tracer:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._compiled: dict[str, jinja2.Template | None] = {}  # by source
+        # By source. Compiled before there are chats, as that takes as long as many of them.
+        self._compiled = {
+            source: _compiled(source) for source in (template.source, template.tool_source)
+        }
 
     def outline(self, chat: TemplateInput, text: str) -> Outline | None:
         """Return the outline of a conversation that was rendered to `text`; None: there is none."""
@@ -197,7 +200,7 @@ class Tracer:
             for index, message in enumerate(chat.messages)
         ]
         try:
-            template = self._of(self._template.source_for(chat))
+            template = self._compiled[self._template.source_for(chat)]
             if template is None:
                 return None
             rendered = template.render(self._template.names(chat, messages))
@@ -207,8 +210,10 @@ class Tracer:
         outline = Outline(parts, tuple(guards))
         return outline if outline.filled(contents) == text else None
 
-    def _of(self, source: str) -> jinja2.Template | None:
-        if source not in self._compiled:
-            self._compiled[source] = None
-            self._compiled[source] = HeldEnvironment().from_string(source)
-        return self._compiled[source]
+
+def _compiled(source: str) -> jinja2.Template | None:
+    """Return a template for held contents; None: it escapes what it writes."""
+    try:
+        return HeldEnvironment().from_string(source)
+    except NoOutline:
+        return None

@@ -31,13 +31,13 @@ MAX_MEMORY_BYTES: Final = 1 << 30  # of address space
 _MAX_ANSWER_BYTES: Final = 128 << 20
 _BEGIN_S: Final = 60.0  # to import it, on a busy machine
 MOST: Final = 4  # processes of a template
-_FEW_WAITING: Final = 4  # chats; with more, another process is worth its start
+SLOW_S = 0.5  # of waiting for a turn, after which another process is worth its start
 
 
 class Renderers:
     """The processes for one template. Each renders one conversation at a time; tenants take turns.
 
-    There is one, and more are begun while chats wait: as many as there are cores for.
+    There is one, and more are begun while chats wait long: as many as there are cores for.
     """
 
     def __init__(
@@ -109,12 +109,14 @@ class Renderers:
 
     async def _turn(self, payer: str) -> None:
         self._num_waiting += 1
-        if self._num_waiting > _FEW_WAITING and len(self._all) < self._most:
-            self._further = self._further or asyncio.create_task(self._begin_further())
+        began_s = time.monotonic()
         try:
             await self._turns.take(payer)
         finally:
             self._num_waiting -= 1
+        is_slow = self._num_waiting > 0 and time.monotonic() - began_s > SLOW_S
+        if is_slow and len(self._all) < self._most and self._further is None:
+            self._further = asyncio.create_task(self._begin_further())
 
     async def _begin_further(self) -> None:
         process = _process()

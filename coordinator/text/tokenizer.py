@@ -260,16 +260,19 @@ class Tokenizer:
         shape, outlines = shape_of(conversation), renderers.outlines
         if shape is not None and (text := outlines.text(shape, conversation)) is not None:
             return text
-        wants_outline = shape is not None and outlines.lacks(shape)
-        question = await self._run(
-            partial(encoded, conversation, wants_outline=wants_outline),
-            asker,
-            conversation.is_longer_than(LONG_TEXT_CHARS),
-        )
-        answer = await renderers.render(question, asker)
-        found = await self._run(partial(rendered, answer), asker, len(answer) > LONG_TEXT_CHARS)
-        if shape is not None and wants_outline:
-            outlines.add(shape, found.outline)
+        wants_outline, outline = shape is not None and outlines.wants(shape), None
+        try:
+            question = await self._run(
+                partial(encoded, conversation, wants_outline=wants_outline),
+                asker,
+                conversation.is_longer_than(LONG_TEXT_CHARS),
+            )
+            answer = await renderers.render(question, asker)
+            found = await self._run(partial(rendered, answer), asker, len(answer) > LONG_TEXT_CHARS)
+            outline = found.outline
+        finally:
+            if shape is not None and wants_outline:
+                outlines.add(shape, outline)
         return found.text
 
     async def _run(self, work: Callable[[], T], asker: Asker, is_long: bool) -> T:

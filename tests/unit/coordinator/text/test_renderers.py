@@ -12,6 +12,7 @@ import tokenizers
 from jinja2.defaults import DEFAULT_FILTERS
 
 from coordinator.text import ChatTemplate, TemplateInput, Tokenizer
+from coordinator.text import renderers as renderers_module
 from coordinator.text.renderers import Renderers, encoded, rendered
 from coordinator.text.threads import Asker
 from pdserve.shared.errors import DeadlineExceeded, InvalidRequest
@@ -129,7 +130,8 @@ async def test_tenants_take_turns_and_deadlines_pass_while_waiting() -> None:
             await late
 
 
-async def test_chats_that_wait_have_another_process_begun() -> None:
+async def test_chats_that_wait_have_another_process_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renderers_module, "SLOW_S", 0.0)
     async with rendering("{{ messages[0].content }}", most=2) as renderers:
         await renderers.begin()
         said = await asyncio.gather(*(render(renderers, saying(str(n))) for n in range(8)))
