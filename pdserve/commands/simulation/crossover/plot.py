@@ -49,7 +49,8 @@ def _goodputs(axes: Axes, report: CrossoverReport) -> None:
         axes.plot([], [], "o", color=COLOURS[mode], label=mode)
     axes.set_ylabel("goodput (requests/s) of this machine")
     axes.set_title("hollow: predicted; full: measured, 5 to 95 %", fontsize=10)
-    axes.legend(fontsize=8, ncols=len(MODES))
+    axes.set_ylim(0, 1.15 * axes.get_ylim()[1])  # room for the legend
+    axes.legend(fontsize=8, ncols=len(MODES), loc="upper left")
     _label(axes, report.cells)
 
 
@@ -82,5 +83,5 @@ def _rate(sized: Sized, mode: Mode) -> float | None:
 def _label(axes: Axes, cells: list[CellResult]) -> None:
     names = [cell.cell.name.replace("-", "\n", 1) for cell in cells]
     axes.set_xticks(range(len(cells)), names, fontsize=7)
-    axes.set_ylim(bottom=0)
+    axes.set_xlim(-0.5, len(cells) - 0.5)  # the same of both plots
     axes.grid(alpha=0.25)
