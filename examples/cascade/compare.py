@@ -7,6 +7,11 @@ the questions to fit. Of what came of them it chooses how sure an answer has to 
 route train` fits a classifier. Then the cluster is started again with cascades that use these, and
 all answer questions that were not fitted, in turns: a machine's speed changes from one minute to
 the next.
+
+An answer of the small model takes about half of the other's node-seconds (44 and 52 % were seen),
+and of six questions it fails one. So whoever knew beforehand which ones would still need 52 to 59 %
+of the large model's node-seconds, within a point of its quality, and whoever knew it with the whole
+answer 56 to 64 %.
 """
 
 import asyncio

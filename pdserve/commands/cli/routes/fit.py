@@ -3,6 +3,11 @@
 torch, which is there, finds the optimum that scikit-learn finds: areas under the curve of 0.797 and
 0.796 for 1,086 questions that the demo models were asked, of 5,100. lightgbm's trees had 0.825, but
 would need lightgbm, or a second reader of its files, in the coordinator.
+
+What the first tier thinks of a prompt is no feature. With its perplexity over all of it, over the
+last 16 tokens or of its least probable one, areas for 507 questions, of 725 others, were 0.701 to
+0.703, and 0.701 without. The same prefill and one token give 0.755, three tokens 0.775, and the
+whole answer 0.873: rules with `first_tokens` look at these.
 """
 
 from __future__ import annotations
