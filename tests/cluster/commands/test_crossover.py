@@ -16,14 +16,14 @@ from pdserve.settings.config import EngineConfig
 from pdserve.shared.process.exit_codes import OK
 
 TINY = CrossoverPlan(
-    sizes=(3,), here=2, length_scale=1.0, calibrate_s=9.0, requests=40, close=1.5,
+    sizes=(3,), here=2, length_scale=1.0, calibrate_s=9.0, requests=20, close=2.0,
     climbs=False, texts=6, measure_s=30.0, budget_s=600.0,
 )  # fmt: skip
 CELLS = [Cell(Formats("int8", "int8"), drafts) for drafts in (False, True)]
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)  # some twenty clusters, one after the other
+@pytest.mark.timeout(3600)  # some twenty clusters, one after the other
 def test_formats_of_the_demo_model_are_calibrated_predicted_and_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

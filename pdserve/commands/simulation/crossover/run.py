@@ -11,6 +11,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from statistics import fmean
 from typing import Final, TypeVar
@@ -31,7 +33,7 @@ from pdserve.commands.simulation.crossover.table import markdown, remarks, table
 from pdserve.commands.simulation.crossover.texts import Guessed, guessed, text_ids
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.measured.calibration import Calibration
-from pdserve.shared.errors import PdserveError
+from pdserve.shared.errors import ClusterError, PdserveError
 from pdserve.shared.process.exit_codes import FAILED, FORCED, OK
 
 _DEMO: Final = (str(CHECKPOINT_PATH), 1.0)  # and the factor on lengths
@@ -180,11 +182,23 @@ class Crossover:
 
 
 def in_parallel(work: Callable[[A], R], asked: Sequence[A]) -> Iterator[R]:
-    """Yield the results as they come, of a process a core; Ctrl-C ends these."""
+    """Yield the results as they come, of a process a core, which end with this generator.
+
+    Raises:
+        ClusterError: one of the processes has died.
+    """
     processes = multiprocessing.get_context("spawn")
     num_workers = min(len(asked), len(os.sched_getaffinity(0)))
-    with processes.Pool(num_workers, initializer=_leave_interrupts_to_parent) as pool:
-        yield from pool.imap_unordered(work, asked)
+    pool = ProcessPoolExecutor(num_workers, processes, initializer=_end_at_interrupt)
+    try:
+        for done in as_completed([pool.submit(work, one) for one in asked]):
+            yield done.result()
+    except BrokenProcessPool as error:
+        raise ClusterError("a process that predicts has died; is there memory enough?") from error
+    finally:
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        pool.shutdown(cancel_futures=True)
 
 
 def _predicted(
@@ -196,8 +210,8 @@ def _predicted(
     return cell, found, predicted(calibration, share, scenario, plan, promise)
 
 
-def _leave_interrupts_to_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _end_at_interrupt() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _show(

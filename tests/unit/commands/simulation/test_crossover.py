@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -306,6 +308,14 @@ def test_results_of_another_question_are_not_mixed(machine: Machine, tmp_path: P
     assert run(tmp_path, predicted_only=True) == OK
     with pytest.raises(ConfigError, match="has results with another scenario: name a new"):
         run(tmp_path, predicted_only=True, scenario="conversation")
+
+
+@pytest.mark.long
+def test_a_process_that_dies_is_told_and_ends_the_others() -> None:
+    assert sorted(crossover.in_parallel(abs, [-2, -1])) == [1, 2]
+    with pytest.raises(ClusterError, match="a process that predicts has died"):
+        list(crossover.in_parallel(os._exit, [1, 1]))
+    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.long  # matplotlib is slow to load
