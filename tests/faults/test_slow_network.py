@@ -18,6 +18,7 @@ HOPELESS = "* * bandwidth=500"  # a prompt takes many times as long as a pull ma
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)  # three clusters
 async def test_no_network_changes_a_token(tiny_checkpoint: Path) -> None:
     answers = []
     for links in ([], [FAR], [HOPELESS]):
