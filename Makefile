@@ -18,7 +18,7 @@ ENV := $(VENV)/.env-stamp
 ENV_TEST := $(VENV)/.env-test-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-test demo check test test-long test-upgrade test-ray lint types contracts house gpu-check real wheel lock kustomize proto demo-model clean
+.PHONY: help env env-test demo check test test-long test-upgrade test-ramp test-ray lint types contracts house gpu-check real wheel lock kustomize proto demo-model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1|\2/' | column -t -s '|'
@@ -62,6 +62,9 @@ gpu-check: $(ENV_TEST) ## on a machine with a GPU: tests, steps, transfers, serv
 test-upgrade: $(ENV_TEST) ## build an earlier commit, and roll this tree out over it under load, and back
 	$(BIN)/python -m tools.earlier_build $(PIP_FLAGS)
 	$(BIN)/python -m pytest tests/faults/test_upgraded.py tests/faults/test_protocols.py
+
+test-ramp: $(ENV_TEST) ## a cluster of real processes that follows a public ramp, for MINUTES=60
+	PDSERVE_RAMP_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m pytest -s tests/cluster/commands/test_ramp.py
 
 real: $(ENV_TEST) ## fetch Gemma 3 270M (or GEMMA=FILE), hold it to transformers, time it beside llama.cpp
 	$(BIN)/python -m tools.real_model $(if $(GEMMA),--gemma "$(GEMMA)")

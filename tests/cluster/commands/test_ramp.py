@@ -1,0 +1,193 @@
+"""A cluster of real processes that follows a public ramp for as long as one likes.
+
+`make test-ramp MINUTES=60` runs it; the ramp of an hour takes so many minutes. Its rates are scaled
+to what a node's KV holds here, so that the highest one takes several nodes on any machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import Final, NoReturn
+
+import psutil
+import pytest
+
+from coordinator.pools.desired import IDLE_S
+from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
+from pdserve.commands.cluster.autoscale import Autoscaler
+from pdserve.commands.cluster.plan import COORDINATOR
+from pdserve.commands.cluster.restarts import Restarts
+from pdserve.settings.speculation import SpeculationConfig
+from pdserve.shared.errors import ClusterError
+from tests.cluster.checkpoints import make_prompt
+from tests.cluster.client import Client
+from tests.cluster.fleet import START_S, Fleet, fleet_config, running
+from tests.simulation.test_scaled_ramp import RAMP, rate_at
+
+MINUTES: Final = float(os.environ.get("PDSERVE_RAMP_MINUTES", "0"))
+HOUR_MIN, HIGHEST = RAMP[-1][0], max(rate for _, rate in RAMP)
+MOST: Final = 4  # nodes of each pool
+AT_MOST: Final = 3.0  # decode nodes whose KV the highest rate fills, if none is to be too busy
+KV, KV_TOKENS = "3MiB", 12_288  # of a node, and what that holds
+PROMPT, ANSWER = 1600, 400  # tokens, in the mean; of each up to twice as many, or half
+LOOK_S: Final = 1.0
+ENDS_S: Final = 120.0  # an answer, however busy the machine is
+STUCK_S: Final = START_S + 30.0  # a node loads or drains for no longer
+MOST_GROWTH = 64 << 20  # bytes of the coordinator, from the middle of the ramp to its end
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(round(60 * MINUTES + 1200)),
+    pytest.mark.skipif(not MINUTES, reason="`make test-ramp MINUTES=60` says how long"),
+]
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a client heard."""
+
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def is_in_time(self) -> bool:
+        return self.ttft_s <= USUAL_TTFT_S and self.tpot_s <= USUAL_TPOT_S
+
+
+@dataclass
+class Watched:
+    """What was seen of a cluster, a look a second."""
+
+    node_s: float = 0.0
+    desired: list[int] = field(default_factory=list)  # nodes of both pools
+    serving: list[int] = field(default_factory=list)
+    coordinator_bytes: list[int] = field(default_factory=list)
+    longest_s: dict[str, float] = field(default_factory=dict)  # node: loading, or draining
+    _since: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    async def watch(self, fleet: Fleet) -> NoReturn:
+        before_s = monotonic()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            with suppress(ClusterError):
+                await self._look(fleet, before_s)
+                before_s = monotonic()
+
+    async def _look(self, fleet: Fleet, before_s: float) -> None:
+        status, now_s = await fleet.status(), monotonic()
+        self.node_s += len(fleet.started_nodes) * (now_s - before_s)
+        self.desired.append(sum(status.coordinator.desired_nodes.values()))
+        self.serving.append(sum(node.state == "ready" for node in status.nodes))
+        memory = psutil.Process(fleet.pid(COORDINATOR)).memory_info()
+        self.coordinator_bytes.append(memory.rss)
+        busy = {
+            (node.node_id, node.state)
+            for node in status.nodes
+            if node.state in ("loading", "draining") and not node.is_standby
+        }
+        self._since = {key: self._since.get(key, now_s) for key in busy}
+        for (name, _), since_s in self._since.items():
+            self.longest_s[name] = max(self.longest_s.get(name, 0.0), now_s - since_s)
+
+    @property
+    def turns(self) -> int:
+        """How often the desired number rose after it had fallen, or fell after it had risen."""
+        steps = [b - a for a, b in pairwise(self.desired) if a != b]
+        return sum(a * b < 0 for a, b in pairwise(steps))
+
+
+async def answer(client: Client, random: Random) -> Answer:
+    """Ask for one, of a prompt that nobody has sent before."""
+    prompt = make_prompt(round(PROMPT * random.uniform(0.5, 2.0)), random.randrange(1 << 30))
+    number, began_s = round(ANSWER * random.uniform(0.5, 2.0)), monotonic()
+    async with client.stream(prompt, number) as stream:
+        await stream.read(1)
+        first_s = monotonic()
+        output = await stream.rest()
+    assert len(output.tokens) == number, output
+    return Answer(first_s - began_s, (monotonic() - first_s) / (number - 1))
+
+
+async def highest_rate(client: Client) -> float:
+    """Requests/s that fill the KV of so many nodes, by how long a few take beside each other."""
+    random, began_s = Random(0), monotonic()
+    await asyncio.gather(*(answer(client, random) for _ in range(4)))
+    each_s = monotonic() - began_s
+    return AT_MOST * KV_TOKENS / ((PROMPT + ANSWER) * each_s)
+
+
+def arrivals(highest: float, seconds: float) -> Iterator[float]:
+    """Times of requests, from the beginning of the ramp: a Poisson process of changing rate."""
+    random = Random(1)
+    now_s = random.expovariate(highest)
+    while now_s < seconds:
+        if random.random() < rate_at(now_s / seconds * HOUR_MIN) / HIGHEST:
+            yield now_s
+        now_s += random.expovariate(highest)
+
+
+async def sent(client: Client, times: Iterator[float]) -> list[Answer]:
+    """Send a request at each of these times, whatever comes of those before."""
+    random, began_s = Random(2), monotonic()
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for at_s in times:
+            await asyncio.sleep(max(0.0, began_s + at_s - monotonic()))
+            tasks.append(group.create_task(answer(client, random)))
+    return [task.result() for task in tasks]
+
+
+async def test_a_ramp_is_followed_by_real_processes(tiny_checkpoint: Path) -> None:
+    config = fleet_config(
+        tiny_checkpoint,
+        autoscale=f"1:{MOST}",
+        engine={"kv_memory": KV, "max_model_len": 4096},
+        speculation=SpeculationConfig(mode="off"),
+    )
+    said: list[str] = []
+    watched, seconds = Watched(), 60 * MINUTES
+    async with running(Fleet(config)) as fleet, Client(fleet.url, ENDS_S) as client:
+        scale = config.scale
+        assert scale is not None
+        process = psutil.Process(fleet.pid(COORDINATOR))
+        highest = await highest_rate(client)
+        fds = process.num_fds()
+        async with asyncio.TaskGroup() as group:
+            keeping = [
+                group.create_task(Autoscaler(fleet, scale, said.append).run()),
+                group.create_task(Restarts(fleet, said.append).run()),
+                group.create_task(watched.watch(fleet)),
+            ]
+            answers = await sent(client, arrivals(highest, seconds))
+            peak = max(watched.serving)
+            node_s, bytes_of = watched.node_s, watched.coordinator_bytes[:]
+            async with asyncio.timeout(peak * (IDLE_S + 30.0)):
+                while sum((await fleet.status()).coordinator.desired_nodes.values()) > 2:
+                    await asyncio.sleep(LOOK_S)
+            for task in keeping:
+                task.cancel()
+        in_time = sum(one.is_in_time for one in answers) / len(answers)
+        print(  # noqa: T201
+            f"{len(answers)} requests, up to {highest:.1f}/s: {in_time:.1%} in time; "
+            f"at most {peak} nodes, {node_s / 3600:.2f} node-hours; "
+            f"{watched.turns} turns; coordinator {bytes_of[0] >> 20}, {max(bytes_of) >> 20}, "
+            f"{bytes_of[-1] >> 20} MiB, {process.num_fds() - fds} more descriptors; "
+            f"longest {watched.longest_s}",
+            *said,
+            sep="\n",
+        )
+        assert peak > 3, "the cluster did not grow"
+        assert in_time >= 0.97
+        assert node_s <= 0.74 * 2 * MOST * seconds
+        assert max(watched.longest_s.values(), default=0.0) <= STUCK_S
+        assert watched.turns <= 4, f"it swings: {watched.desired}"
+        assert bytes_of[-1] - bytes_of[len(bytes_of) // 2] <= MOST_GROWTH
+        assert process.num_fds() <= fds + 16
