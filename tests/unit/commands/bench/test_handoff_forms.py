@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 
 import pytest
@@ -13,7 +12,6 @@ from pdserve.commands.bench.handoff.forms import (
     FormReport,
     FormRow,
     cluster_of,
-    measure_forms,
     table_of,
 )
 from pdserve.commands.cli.main import main
@@ -50,14 +48,3 @@ def test_forms_are_compared_with_the_first() -> None:
 def test_forms_without_a_network_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "handoff", "--wire=raw,int8"]) == 2
     assert "give the network, as in --links" in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_codes_of_8_bits_bring_tokens_sooner() -> None:
-    """The bundled model, whose prompts of 1500 tokens have 1.5 MB of KV."""
-    config = HandoffBenchConfig(wire=["raw", "int8"], links=[LINK], prompt_tokens=[1500, 1500])
-    raw, int8 = asyncio.run(measure_forms(config)).rows
-    assert raw.sent_as == "raw"
-    assert int8.sent_as.startswith("int8")
-    assert int8.new_2_ratio > 1.3
-    assert int8.known_1_ratio > 1.3
