@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from msgspec.structs import replace
 
@@ -128,12 +126,10 @@ def test_a_clock_is_measured_by_the_fastest_of_the_last_reports() -> None:
 def test_the_calls_of_the_last_minute_are_counted_by_how_they_ended() -> None:
     clock = ManualClock()
     watch = CallWatch(clock.now)
-    watch.call_ended(dataclasses.replace(SUMMARY, status=503, error_code="no_node_available"))
+    watch.call_ended(replace(SUMMARY, status=503, error_code="no_node_available"))
     clock.advance(1)
     watch.begin()
-    watch.call_ended(
-        dataclasses.replace(SUMMARY, status=503, error_code="no_node_available", duration_s=0.5)
-    )
+    watch.call_ended(replace(SUMMARY, status=503, error_code="no_node_available", duration_s=0.5))
     assert watch.recent().calls == 0, "they were sent before there was a node"
     for status, code in (
         (200, None),
@@ -158,4 +154,4 @@ def test_the_calls_of_the_last_minute_are_counted_by_how_they_ended() -> None:
 
 
 def _summary(status: int, code: str | None) -> RequestSummary:
-    return dataclasses.replace(SUMMARY, status=status, error_code=code)
+    return replace(SUMMARY, status=status, error_code=code)

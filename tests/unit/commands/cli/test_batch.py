@@ -34,7 +34,7 @@ async def test_a_file_is_answered_and_faults_are_told(
         assert "line-2" in (tmp_path / "good.answers.errors.jsonl").read_text()
         assert "completed: 2 of 3 answered" in capsys.readouterr().out
         assert await asyncio.to_thread(run, str(bad)) == 1
-        assert "line 2: it is no request of a batch" in capsys.readouterr().out
+        assert "line 2: the line is not valid JSON" in capsys.readouterr().out
         with pytest.raises(ConfigError, match="there already"):
             batch.run(api.server.url, good, None)
         assert await asyncio.to_thread(run, str(good), "--output", str(tmp_path / "b")) == 1
