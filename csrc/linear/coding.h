@@ -61,6 +61,9 @@ constexpr int kSuperInputs = 256;
 
 // Bytes from the start of a panel.
 struct CodedLayout {
+    // To whole blocks: sums beyond the inputs are 0, which a number that is none would not leave so.
+    int64_t padded_groups() const { return num_groups + num_groups % 2; }
+
     int64_t num_panels;
     int64_t num_groups;
     int64_t num_supers;  // 0: there is one level

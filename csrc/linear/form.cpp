@@ -167,7 +167,7 @@ Form of_integers(const Product& product, Variant variant, Call& call) {
         call.coded.panel_bytes = call.layout.panel_bytes;
         call.coded.block_bytes = 8 * kUnitBytes;
     }
-    const int64_t groups = call.coded.num_groups;
+    const int64_t groups = call.coded.padded_groups();
     call.zero = call.coding.is_nested() ? kInt8Zero : call.coding.zero;
     call.layout = {call.layout.num_panels, num_blocks * 8, 4, call.coded.panel_bytes};
     const IntegerTileKernels* tiles = integer_tile_kernels(call.coding, variant);

@@ -22,7 +22,7 @@ from pdserve.engine.native.linear import (
     pack_codes,
 )
 from pdserve.engine.plan.forms import INT8, coded_form
-from pdserve.model_files.coding import Codes, Coding, Rounded
+from pdserve.model_files.coding import Codes, Coding, Rounded, ScaleType
 from tests.codes import CODINGS, NESTED, random_codes
 from tests.kernels.cases import EACH_VARIANT, VARIANTS
 from tests.kernels.linear_cases import FLOAT_RESULTS, GATED, random_rows, row_counts
@@ -145,6 +145,23 @@ def test_products_have_the_bits_of_the_documented_order_in_every_build(
     for variant in VARIANTS:
         note(variant)
         assert torch.equal(linear(x, made, out, LinearResult.STORE_FLOAT, variant), expected)
+
+
+@pytest.mark.parametrize("variant", EACH_VARIANT)
+@pytest.mark.parametrize("num_rows", [1, 38])
+@pytest.mark.parametrize("has_minimums", [False, True])
+def test_what_other_products_left_in_memory_is_not_read(
+    has_minimums: bool, num_rows: int, variant: str
+) -> None:
+    coding = Coding(5, 16, 16, ScaleType.FLOAT32, has_minimums)
+    before = random_codes(coding, 1, 64)
+    before.scales.fill(np.nan)
+    codes = random_codes(coding, 1, 48)
+    x = random_rows(num_rows, 64, torch.bfloat16, is_strided=False)
+    out = torch.empty(num_rows, 1)
+    linear(x, packed(before), out, LinearResult.STORE_FLOAT, variant)
+    linear(x[:, :48], packed(codes), out, LinearResult.STORE_FLOAT, variant)
+    assert torch.equal(out, torch.from_numpy(expected_of(x[:, :48], codes)))
 
 
 @settings(max_examples=examples(40))

@@ -54,7 +54,7 @@ public:
           coded_(call.coded),
           item_(item),
           num_blocks_(call.layout.num_units * call.layout.unit_inputs / kBlockInputs),
-          num_scales_(coding_.is_nested() ? coded_.num_supers : coded_.num_groups),
+          num_scales_(coding_.is_nested() ? coded_.num_supers : coded_.padded_groups()),
           group_bytes_(num_scales_ * kPanelOutputs * static_cast<int64_t>(sizeof(float))),
           is_wide_(item.num_rows > kMostInlinePasses * kMostIntegerRows && coding_.bits != 8),
           scaling_(scaling()),
@@ -107,6 +107,8 @@ private:
                 store(target + group * kPanelOutputs + v * kLanes, found.of[v]);
             }
         }
+        const int64_t end = coded_.num_groups * kPanelOutputs;
+        for (int64_t i = end; i < num_scales_ * kPanelOutputs; ++i) target[i] = 0.0f;
     }
 
     Scaling scaling() const {
@@ -128,7 +130,7 @@ private:
         tile.codes_step = is_wide_ ? prepared_bytes() : coded_.panel_bytes;
         tile.num_blocks = num_blocks_;
         tile.scales = reinterpret_cast<const float*>(prepared + wide_bytes());
-        tile.minimums = tile.scales + coded_.num_groups * kPanelOutputs;
+        tile.minimums = tile.scales + num_scales_ * kPanelOutputs;
         tile.numbers_step = prepared_bytes() / static_cast<int64_t>(sizeof(float));
         tile.nested_scales = panel_at(first_panel + p) + coded_.scales;
         tile.nested_minimums = panel_at(first_panel + p) + coded_.minimums;
