@@ -106,7 +106,8 @@ class PromptQueue:
         priority, is_late = self._rank(request_id)
         heappush(self._ranked, (priority, is_late, self._numbers[request_id], request_id))
         if len(self._ranked) > 2 * len(self.prompts) + _FEW:
-            self._ranked = [one for one in self._ranked if self._is_now(one[3], one[2], one[1])]
+            left = {one for one in self._ranked if self._is_now(one[3], one[2], one[1])}
+            self._ranked = list(left)
             heapify(self._ranked)
 
     def _is_now(self, request_id: str, number: int, is_late: bool) -> bool:
