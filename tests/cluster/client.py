@@ -173,7 +173,7 @@ class Stream:
 
     async def rest(self) -> Output:
         """Read to the end."""
-        while await self.read_line():
+        while not self.output.is_done and await self.read_line():
             pass
         return self.output
 

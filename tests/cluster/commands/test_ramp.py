@@ -35,8 +35,8 @@ from tests.simulation.test_scaled_ramp import RAMP, rate_at
 MINUTES: Final = float(os.environ.get("PDSERVE_RAMP_MINUTES", "0"))
 HOUR_MIN, HIGHEST = RAMP[-1][0], max(rate for _, rate in RAMP)
 MOST: Final = 4  # nodes of each pool
-AT_MOST: Final = 3.0  # decode nodes whose KV the highest rate fills, if none is to be too busy
-KV, KV_TOKENS = "3MiB", 12_288  # of a node, and what that holds
+AT_MOST: Final = 2.0  # times what two nodes serve
+KV, AT_ONCE = "1MiB", 12  # of a node, for two requests; so nodes lack KV long before cores
 PROMPT, ANSWER = 1600, 400  # tokens, in the mean; of each up to twice as many, or half
 LOOK_S: Final = 1.0
 ENDS_S: Final = 120.0  # an answer, however busy the machine is
@@ -117,11 +117,10 @@ async def answer(client: Client, random: Random) -> Answer:
 
 
 async def highest_rate(client: Client) -> float:
-    """Requests/s that fill the KV of so many nodes, by how long a few take beside each other."""
+    """Requests/s that two nodes have no KV for, by how long they take for some at once."""
     random, began_s = Random(0), monotonic()
-    await asyncio.gather(*(answer(client, random) for _ in range(4)))
-    each_s = monotonic() - began_s
-    return AT_MOST * KV_TOKENS / ((PROMPT + ANSWER) * each_s)
+    await asyncio.gather(*(answer(client, random) for _ in range(AT_ONCE)))
+    return AT_MOST * AT_ONCE / (monotonic() - began_s)
 
 
 def arrivals(highest: float, seconds: float) -> Iterator[float]:
