@@ -88,7 +88,8 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
     Ctrl-C ends it early, and so does a cluster that cannot be measured: what was is printed.
 
     Raises:
-        PdserveError: the settings contradict each other, or the first cluster cannot be measured.
+        PdserveError: the settings contradict each other, no case can be measured, or the first
+            cluster cannot be.
     """
     deployments = [Deployment(*parsed) for parsed in config.check()]
     for trace in config.traces:
@@ -103,16 +104,27 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
         target=config.target,
     )
     predicted: list[_Predicted] = []  # all of them, so that no measurement is in vain
+    left_out: list[ConfigError] = []  # cases, with all deployments, as regret compares these
     for question in _questions(config):
         case = question.case(calibration, config.seed)
         asked = PredictConfig(ttft_s=config.ttft_s, tpot_s=config.tpot_s, target=config.target)
         whole = promise_of(asked, rig, case, deployments)
         for factor in config.promise_factors:
             promise = Promise(factor * whole.ttft_s, factor * whole.tpot_s)
-            for deployment in deployments:
-                goodput = _goodput(config, rig, deployment, question, case, promise)
+            try:
+                goodputs = [
+                    _goodput(config, rig, deployment, question, case, promise)
+                    for deployment in deployments
+                ]
+            except ConfigError as error:
+                say(f"left out: {error}")
+                left_out.append(error)
+                continue
+            for deployment, goodput in zip(deployments, goodputs, strict=True):
                 say(f"{case.name}, promises x {factor:g}, {deployment.text}: {goodput:.2f}/s")
                 predicted.append(_Predicted(deployment, case, promise, goodput))
+    if not predicted:
+        raise left_out[0]
     rows, exit_code = _rows(config, rig, predicted)
     # Of the last case, not all deployments may have been measured.
     whole_cases = rows[: len(rows) // len(deployments) * len(deployments)]
