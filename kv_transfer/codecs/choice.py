@@ -2,9 +2,9 @@
 
 A codec takes time of a core at both ends, and saves time on the network. Which is more depends on
 both, and on what else they do. So nothing is computed from their rates: ways are tried, and tried
-again from time to time, or at once when reads show that the network has changed. A network that is
-faster than the codec alone needs no trial. Reads at the same time share the network, so each is
-charged for its share of the time alone.
+again, soon at first, or at once when reads show that the network has changed. A trial may have met
+a busy core, so the next one forgets it. A network that is faster than the codec alone needs no
+trial. Reads at the same time share the network, so each is charged for its share of the time alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SMALL_BYTES: Final = 128 << 10  # as they are: a codec would gain less than it 
 _MEASURED_BYTES: Final = 2 << 20  # a way has been tried with so many, ...
 _MEASURED_S: Final = 2.0  # ... or for so long: what is too slow for a deadline brings few
 _FORGOTTEN_BYTES: Final = 64 << 20  # what has been measured counts half after so many
-_RETRIAL: Final = 16  # one of so many reads tries another way again
+_RETRIALS: Final = (2, 4, 8, 16, 32)  # reads in the best way until the next trial of another
 _MARGIN: Final = 1.1  # cores have other things to do
 _SAMPLE_BYTES: Final = 256 << 10
 _CHANGE: Final = 2.0  # reads that are so many times as fast as their way was, or as slow, ...
@@ -118,8 +118,9 @@ class CodecChoice:
     codecs: Mapping[str, Codec]
     _achieved: dict[str, _Achieved] = field(default_factory=dict)
     _coding_rates: dict[str, float] = field(default_factory=dict)
-    _num_reads: int = 0
     _kept: str | None = None  # what was best, until something else is tried or dropped
+    _num_kept: int = 0  # reads in this way since the last trial
+    _num_trials: int = 0  # of others
     _time: SharedTime = field(default_factory=SharedTime)
 
     def __post_init__(self) -> None:
@@ -160,8 +161,8 @@ class CodecChoice:
             return RAW
         if len(self._coding_rates) < len(self.codecs):
             return None
-        number = self._num_reads + 1
-        if self._kept is not None and number % _RETRIAL:
+        is_due = self._num_kept >= _RETRIALS[min(self._num_trials, len(_RETRIALS) - 1)]
+        if self._kept is not None and not is_due:
             return self._kept
         worth_trying = [name for name in self._achieved if self._may_win(name)]
         for name in worth_trying:
@@ -169,8 +170,8 @@ class CodecChoice:
                 return name
         best = self._kept = self._best()
         others = [name for name in worth_trying if name != best]
-        if others and number % _RETRIAL == 0:
-            return others[number // _RETRIAL % len(others)]
+        if others and is_due:
+            return others[self._num_trials % len(others)]
         return best
 
     def note_raw(self, num_bytes: int, seconds: float) -> None:
@@ -182,22 +183,29 @@ class CodecChoice:
         is_too_slow = sending.codec != RAW and seconds >= _MEASURED_S
         if not self.codecs or (sending.arrived < _SMALL_BYTES and not is_too_slow):
             return
-        self._num_reads += 1
-        if sending.codec != self._kept:
-            self._kept = None
-        if (achieved := self._achieved.get(sending.codec)) is None:
+        achieved = self._achieved.get(sending.codec)
+        if achieved is None:  # dropped meanwhile
             return
-        if achieved.has_changed(sending.arrived, seconds):
+        if self._kept not in (None, sending.codec):
+            achieved = self._achieved[sending.codec] = _Achieved()
+            self._look_again(self._num_trials + 1)
+        elif achieved.has_changed(sending.arrived, seconds):
             self._achieved = {name: _Achieved() for name in self._achieved}
-            self._kept = None
             achieved = self._achieved[sending.codec]
+            self._look_again(0)
+        elif self._kept is not None:
+            self._num_kept += 1
         achieved.add(sending.arrived, sending.num_bytes, seconds)
 
     def drop(self, codec: str) -> None:
         """Never choose it again: what was sent with it cannot be decoded here."""
         assert codec != RAW
         self._achieved.pop(codec, None)
-        self._kept = None
+        self._look_again(self._num_trials)
+
+    def _look_again(self, num_trials: int) -> None:
+        """Choose anew, after so many trials."""
+        self._kept, self._num_kept, self._num_trials = None, 0, num_trials
 
     def _best(self) -> str:
         known = [name for name, found in self._achieved.items() if name and found.is_known]
