@@ -111,6 +111,16 @@ def engine_settings(calibration: Calibration) -> dict[str, object]:
     }
 
 
+def weights_by_role(prefill: Calibration, decode: Calibration) -> dict[str, object]:
+    """Return the settings by which all nodes know both forms of weights, if they differ."""
+    if prefill.quantisation == decode.quantisation:
+        return {}
+    return {
+        "engine.prefill_quantization": prefill.quantisation or "none",
+        "engine.quantization": decode.quantisation or "none",
+    }
+
+
 def _policies(policy: PolicyConfig) -> dict[str, object]:
     """Return the settings of the policies that are not those of any node."""
     settings = [(setting, setting.of(policy)) for setting in settings_of(PolicyConfig)]

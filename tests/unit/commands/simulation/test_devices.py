@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import ceil
 from pathlib import Path
 
@@ -13,17 +14,24 @@ from pdserve.commands.bench.checkpoints.random_checkpoint import config_of
 from pdserve.commands.bench.checkpoints.shapes import SHAPES
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.simulation.plan.config import PlanConfig
-from pdserve.commands.simulation.plan.devices.answer import DevicesReport, answer
+from pdserve.commands.simulation.plan.devices.answer import (
+    DevicesReport,
+    answer,
+    commands,
+)
 from pdserve.commands.simulation.plan.devices.catalogue import DEVICES
 from pdserve.commands.simulation.plan.devices.plot import tpot_curve
 from pdserve.commands.simulation.plan.devices.roofline import NodeType, calibration_of
-from pdserve.commands.simulation.plan.devices.search import Compared, compare
-from pdserve.commands.simulation.plan.devices.sizing import Load, Sized
+from pdserve.commands.simulation.plan.devices.rounding import OF_KV, OF_WEIGHTS
+from pdserve.commands.simulation.plan.devices.search import Choice, Compared, compare
+from pdserve.commands.simulation.plan.devices.sizing import Load, Pool, Sized
 from pdserve.commands.simulation.predict.answer import load_calibration
 from pdserve.engine.models.config import parse_model_config
 from pdserve.engine.models.json_fields import JsonFields
+from pdserve.kv import KvDtype
 from pdserve.measured.perf_model import PerfModel
 from pdserve.shared.errors import ConfigError
+from tests.architecture.repository import ROOT
 
 CHAT = Load(20.0, 1000, 300, Promise(1.0, 0.05), 0.9)
 TIGHT = Load(20.0, 8000, 300, Promise(0.6, 0.015), 0.9)
@@ -102,13 +110,79 @@ def test_what_is_fast_enough_decides_between_devices() -> None:
     assert cheap.price <= min(one.price for one in dear)
 
 
-def test_cpus_have_forms_that_gpus_do_not() -> None:
-    chosen = planned("8b", Load(20.0, 100, 200, Promise(4.0, 0.1), 0.9), "epyc-9654").chosen
-    assert chosen is not None
-    assert chosen.pools[0][0].node.weights in ("int4", "int8", "fp8")
-    gpus = planned("8b", CHAT, "h100").chosen
-    assert gpus is not None
-    assert gpus.pools[0][0].node.weights == "bfloat16"
+@pytest.mark.parametrize(
+    ("model", "ranks", "weights", "gb"),
+    [("70b", 1, "int4", 42), ("405b", 8, "fp8", 52), ("405b", 4, "int4", 59)],
+)
+def test_fewer_bits_fit_fewer_devices_of_80_gb(
+    model: str, ranks: int, weights: str, gb: float
+) -> None:
+    made = model_named(model)
+    fits = calibration_of(made, model, NodeType(DEVICES["h100"], ranks, weights=weights), 8192)
+    assert fits.shape.weight_bytes / ranks == pytest.approx(gb * 1e9, rel=0.03)
+    assert fits.quantisation == weights
+    with pytest.raises(ConfigError, match="weights take"):
+        calibration_of(made, model, NodeType(DEVICES["h100"], ranks), 8192)
+
+
+@pytest.mark.parametrize(("device", "rate"), [("h100", 400.0), ("epyc-9654", 20.0)])
+def test_what_is_rounded_is_offered_and_not_chosen(device: str, rate: float) -> None:
+    compared = planned("8b", Load(rate, 100, 200, Promise(4.0, 0.1), 0.9), device)
+    assert compared.chosen is not None
+    assert compared.chosen.is_as_stored
+    assert all(one.off_by == 0 for one in compared.best.values())
+    assert compared.rounded
+    for one in compared.rounded.values():
+        assert one.off_by > 0
+        assert one.price < compared.chosen.price
+
+
+def test_of_70b_in_4_bits_there_are_replicas() -> None:
+    compared = planned("70b", CHAT, "h100")
+    assert compared.chosen is not None
+    ((sized, _),) = compared.rounded["replicate"].pools
+    assert (sized.node.num_devices, sized.node.weights) == (1, "int4")
+    assert compared.rounded["replicate"].price < compared.chosen.price
+    assert compared.rounded["replicate"].off_by >= OF_WEIGHTS["int4"]["int4"]
+
+
+def test_where_the_model_as_it_is_stored_does_not_serve_fewer_bits_do() -> None:
+    slow = Load(1.0, 500, 100, Promise(4.0, 0.025), 0.9)
+    compared = planned("8b", slow, "l40s", longest=2048)
+    assert compared.chosen is not None
+    assert ("replicate" in compared.rounded) is ("replicate" in compared.lacking) is True
+
+
+def test_fewer_bits_save_the_time_of_bytes_and_not_of_arithmetic() -> None:
+    model, load = model_named("8b"), Load(1.0, 1000, 300, Promise(1.0, 0.05), 0.9)
+    stored, int8, int4, coded = (
+        Sized(node, calibration_of(model, "8b", node, 4096))
+        for node in (
+            NodeType(DEVICES["h100"]),
+            NodeType(DEVICES["h100"], weights="int8"),
+            NodeType(DEVICES["h100"], weights="int4"),
+            NodeType(DEVICES["h100"], kv=KvDtype.INT8),
+        )
+    )
+    assert 1.5 < stored.step_s(load, 1, 0.0) / int8.step_s(load, 1, 0.0) < 2
+    assert 2 < stored.step_s(load, 1, 0.0) / int4.step_s(load, 1, 0.0) < 3.6
+    assert stored.step_s(load, 0, 4096) == pytest.approx(int4.step_s(load, 0, 4096), rel=0.05)
+    assert stored.calibration.mixed.context_s / coded.calibration.mixed.context_s == pytest.approx(
+        256 / 132
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "node"),
+    [
+        ("mla-160m", NodeType(DEVICES["h100"], weights="int4")),
+        ("mla-160m", NodeType(DEVICES["h100"], kv=KvDtype.INT8)),
+        ("hybrid-160m", NodeType(DEVICES["h100"], kv=KvDtype.FP8)),
+    ],
+)
+def test_what_gpus_do_not_compute_is_not_planned(model: str, node: NodeType) -> None:
+    with pytest.raises(ConfigError, match="is for CPUs"):
+        calibration_of(model_named(model), model, node, 4096)
 
 
 def test_more_promised_is_never_cheaper() -> None:
@@ -210,6 +284,27 @@ def test_the_plot_is_a_picture(report: DevicesReport) -> None:
 def test_what_cannot_be_planned_is_named(wrong: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         answer(replace(ASKED, **wrong))
+
+
+def test_pools_of_other_weights_are_told_both() -> None:
+    nodes = (NodeType(DEVICES["h100"], weights=form) for form in ("int8", "int4"))
+    model = model_named("8b")
+    first, last = (Sized(node, calibration_of(model, "8b", node, 4096)) for node in nodes)
+    pools = ((first, Pool(1, "prefill", "", 0.0)), (last, Pool(1, "decode", "", 8.0)))
+    _, *nodes_of = commands(Choice("disaggregate", pools, 1.0), CHAT.promise)
+    for line in nodes_of:
+        assert "--set engine.quantization=int4 " in line
+        assert "--set engine.prefill_quantization=int8 " in line
+
+
+def test_how_far_off_forms_are_is_what_the_documents_say() -> None:
+    text = (ROOT / "docs/FAILURES.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|(.+)\|$", text, re.MULTILINE)
+    said = {name: [float(cell) for cell in cells.split("|")] for name, cells in rows}
+    found = {name: list(row.values()) for name, row in OF_WEIGHTS.items()}
+    assert said == {"none": found.pop("bfloat16"), **found}
+    for kv in (KvDtype.INT8, KvDtype.FP8):
+        assert f"{OF_KV[kv]} with `{kv}`" in text
 
 
 def test_what_starts_a_node_has_its_cores_and_the_promise() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -11,11 +10,11 @@ from itertools import product
 import pytest
 import torch
 
+from pdserve.commands.simulation.plan.devices.rounding import OF_KV, OF_WEIGHTS
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.engine.request import Request, Scheduled
 from pdserve.kv import KvDtype
 from pdserve.model_files.tokenizer import read_tokenizer
-from tests.architecture.repository import ROOT
 from tests.plain_batch import build_batch
 from tests.requests import make_request
 from tests.unit.engine_model.harness import CPU, Node
@@ -25,7 +24,6 @@ from tools.demo_model.skills import arithmetic, stories
 BLOCK, NUM_BLOCKS = 16, 12
 FORMS = ("none", "int8", "fp8", "int4")
 SKILLS = (arithmetic.addition, arithmetic.comparison, stories.story)
-ROW = re.compile(r"^\| `(\w+)` \|(.+)\|$", re.MULTILINE)
 
 
 def exchanges() -> list[tuple[list[int], list[int]]]:
@@ -51,7 +49,7 @@ def of_pairs(
 ) -> dict[tuple[str, str], torch.Tensor]:
     """(prefill, decode) |-> log-probabilities of the answer."""
     found = {}
-    for prefill, decode in product(FORMS, FORMS):
+    for prefill, decode in product(nodes, nodes):
         request = make_request([*prompt, *answer])
         request.block_table = list(range(NUM_BLOCKS))
         first, second = nodes[prefill], nodes[decode]
@@ -72,12 +70,25 @@ def test_the_table_says_how_far_off_each_pair_is() -> None:
         for form in FORMS
     }
     found = [of_pairs(prompt, answer, nodes) for prompt, answer in exchanges()]
-    text = (ROOT / "docs/FAILURES.md").read_text()
-    said = {name: [float(cell) for cell in cells.split("|")] for name, cells in ROW.findall(text)}
     for prefill in FORMS:
         off = [
             torch.cat([(one[prefill, decode] - one["none", "none"]).abs() for one in found])
             for decode in FORMS
         ]
         means = [1000 * float(each.mean()) for each in off]
-        assert said[prefill] == pytest.approx(means, rel=0.25, abs=1.0)
+        said = OF_WEIGHTS["bfloat16" if prefill == "none" else prefill]
+        assert list(said.values()) == pytest.approx(means, rel=0.25, abs=1.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kv", [KvDtype.INT8, KvDtype.FP8])
+def test_kv_in_codes_is_as_far_off_as_is_said(kv: KvDtype) -> None:
+    stored, coded = (
+        Node.load(CHECKPOINT_PATH, dtype=KvDtype.BFLOAT16, kv_dtype=each, num_tokens=128)
+        for each in (KvDtype.BFLOAT16, kv)
+    )
+    off = []
+    for prompt, answer in exchanges():
+        one, other = (of_pairs(prompt, answer, {"": node})["", ""] for node in (stored, coded))
+        off.append((one - other).abs())
+    assert 1000 * float(torch.cat(off).mean()) == pytest.approx(OF_KV[kv], rel=0.25, abs=1.0)

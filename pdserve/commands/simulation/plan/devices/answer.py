@@ -16,12 +16,15 @@ from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.bench.load.scenarios import Lengths, RequestKind, Scenario
 from pdserve.commands.bench.load.workload import SyntheticWorkload
-from pdserve.commands.simulation.plan.commands import engine_settings, promise_flags
+from pdserve.commands.simulation.plan.commands import (
+    engine_settings,
+    promise_flags,
+    weights_by_role,
+)
 from pdserve.commands.simulation.plan.config import PlanConfig
 from pdserve.commands.simulation.plan.devices.catalogue import Device, device_named
 from pdserve.commands.simulation.plan.devices.plot import save_plot
 from pdserve.commands.simulation.plan.devices.search import (
-    ARCHITECTURES,
     Architecture,
     Choice,
     Compared,
@@ -46,11 +49,13 @@ class Simulated(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """The cheapest of one architecture."""
+    """The cheapest of one architecture: of the model as it is stored, or in fewer bits."""
 
     architecture: Architecture
     nodes: str
     price: float  # an hour
+    off_by: float  # 0: as it is stored; else see rounding.UNIT
+    is_chosen: bool
     limits: list[str]  # of each pool: why it is not smaller
     simulated: Simulated
     commands: list[str]
@@ -89,12 +94,12 @@ def answer(config: PlanConfig) -> DevicesReport:
     devices = [device_named(name) for name in config.devices]
     longest = min(model.max_model_len, max(_LEAST_LEN, most))
     compared = compare(model, config.model, devices, _prices(config, devices), load, longest)
-    rows, best = [], dict(compared.best)
-    for architecture in ARCHITECTURES:
-        if (choice := best.get(architecture)) is not None:
-            best[architecture], simulated = _simulated(config, choice, load)
-            rows.append(_row(best[architecture], simulated, load.promise))
-    compared = replace(compared, best=best)
+    found = [_simulated(config, choice, load) for choice in compared.choices]
+    best, rounded = (
+        {one.architecture: one for one, _ in found if one.is_as_stored is as_stored}
+        for as_stored in (True, False)
+    )
+    compared = replace(compared, best=best, rounded=rounded)
     chosen = compared.chosen
     if chosen is not None and config.plot:
         save_plot(chosen, load, Path(config.plot))
@@ -107,7 +112,7 @@ def answer(config: PlanConfig) -> DevicesReport:
         target=load.target,
         chosen=None if chosen is None else chosen.architecture,
         why=_why(compared, chosen),
-        rows=rows,
+        rows=[_row(choice, simulated, load.promise, chosen) for choice, simulated in found],
         lacking=compared.lacking,
         plot=config.plot if chosen is not None else "",
         seconds=time.perf_counter() - began_s,
@@ -207,23 +212,28 @@ def _case(load: Load) -> CompareCase:
     )
 
 
-def _row(choice: Choice, simulated: Simulated, promise: Promise) -> Row:
+def _row(choice: Choice, simulated: Simulated, promise: Promise, chosen: Choice | None) -> Row:
     return Row(
         choice.architecture,
         choice.text,
         choice.price,
+        choice.off_by,
+        choice is chosen,
         [pool.limit for _, pool in choice.pools],
         simulated,
-        _commands(choice, promise),
+        commands(choice, promise),
     )
 
 
-def _commands(choice: Choice, promise: Promise) -> list[str]:
+def commands(choice: Choice, promise: Promise) -> list[str]:
+    """Return what starts the pools of a choice."""
     mode = "colocated" if len(choice.pools) == 1 else "disaggregated"
     lines = [f"pdserve coordinator --mode {mode} {promise_flags(promise)}"]
+    first, last = choice.pools[0][0].calibration, choice.pools[-1][0].calibration
+    declared = weights_by_role(first, last)  # to all nodes: the pair is the revision
     for sized, pool in choice.pools:
         role = "decode" if pool.what == "both" else pool.what
-        settings = engine_settings(sized.calibration)
+        settings = engine_settings(sized.calibration) | declared
         words = " ".join(f"--set {name}={value}" for name, value in settings.items())
         lines.append(
             f"pdserve {role} --model MODEL --coordinators ADDRESS {words}  # {pool.count} times"
@@ -237,8 +247,9 @@ def _why(compared: Compared, chosen: Choice | None) -> str:
         return "none serves the load"
     said = [f"{name} cannot ({why})" if why else "" for name, why in compared.lacking.items()]
     said += [
-        f"{name} costs {choice.price:.4g}"
-        for name, choice in compared.best.items()
+        f"{choice.architecture} costs {choice.price:.4g}"
+        + (f" in fewer bits, off by {choice.off_by:.3g}" if not choice.is_as_stored else "")
+        for choice in compared.choices
         if choice is not chosen
     ]
     limits = "; ".join(f"{pool.what}: {pool.limit}" for _, pool in chosen.pools)

@@ -5,6 +5,9 @@ what the data sheet promises, as in DistServe's model; besides, the ranks of a s
 layer, and a layer's kernels have to be started. Attention adds a term a pair of query and key, and
 one a token of context, as in all calibrations.
 
+Fewer bits save bytes, and no arithmetic: integers of 16 bits are multiplied as two bytes, at twice
+the rate of bfloat16 on all these GPUs, and fp8 becomes bfloat16. But activations are made integers.
+
 The shares are the same for all devices. They were chosen to fit the only published costs of steps
 that come with pdserve, those of `a100-13b`: to a few percent, which a test computes anew. What they
 are off by elsewhere is unknown.
@@ -15,6 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+import msgspec
 
 from pdserve.commands.simulation.plan.devices.catalogue import Device
 from pdserve.engine.models.config import ModelConfig
@@ -35,13 +40,16 @@ from pdserve.measured.calibration import (
     Ranges,
 )
 from pdserve.node.memory.device_budget import step_bytes
+from pdserve.node.start.sizing import sizes_of
 from pdserve.protocol import StepCosts, TransferCosts
+from pdserve.settings.config import EngineConfig
 from pdserve.shared.errors import ConfigError
 
 BANDWIDTH_SHARE: Final = 0.7  # of a data sheet's that steps reach
 ARITHMETIC_SHARE: Final = 0.8
 ATTENTION_SHARE: Final = 0.3  # of its arithmetic, in attention
 LAYER_S: Final = {"cuda": 20e-6, "cpu": 5e-6}  # to start a layer's kernels
+INTEGERS_S: Final = {"cuda": 8e-6, "cpu": 0.0}  # those that make integers of what it multiplies
 MEETING_S: Final = {"cuda": 10e-6, "cpu": 10e-6}  # of the ranks of a stage, besides what they send
 FIT: Final = "fitted to published costs of a 13B model on A100 (within 5%); unknown elsewhere"
 _LARGEST: Final = {"cuda": LargestStep(4096, 512), "cpu": LargestStep(512, 64)}
@@ -68,6 +76,11 @@ class NodeType:
         return self.ranks * self.stages
 
     @property
+    def is_as_stored(self) -> bool:
+        """Whether nothing is rounded to fewer bits than checkpoints have."""
+        return self.weights == "bfloat16" and not self.kv.is_coded
+
+    @property
     def text(self) -> str:
         """For people: "4 x H100 80GB", "EPYC 9654, int8, KV int8"."""
         words = [self.device.name]
@@ -92,6 +105,8 @@ def calibration_of(
     """
     device, kind = node.device, node.device.kind
     check_ranks(model, Parallelism(node.ranks, node.stages))
+    form = FORMS[node.weights]
+    sizes_of(_engine(node), model, kind)  # refuses what this kind of device does not compute
     largest = _LARGEST[kind]
     windows = windows_worth_it(model.sliding_windows, max_model_len) if kind == "cpu" else ()
     layout = model.kv_layout(_BLOCK_SIZE[kind], node.kv)
@@ -104,6 +119,7 @@ def calibration_of(
         largest,
         Shard(0, node.ranks, 0, node.stages),
         has_graphs=kind == "cuda",
+        has_codes=form.is_coded,
     )
     num_blocks = left // (part.block_bytes * (1 + bool(windows)))
     if part.tokens_in(max(0, num_blocks - part.state_blocks)) < max_model_len:
@@ -140,7 +156,7 @@ def calibration_of(
         ),
         tensor_parallel=node.ranks,
         pipeline_parallel=node.stages,
-        quantisation=node.weights if FORMS[node.weights].is_quantised else "",
+        quantisation=form.name if form.is_quantised else "",
         prefill=costs,
         decode=costs,
         mixed=costs,
@@ -159,7 +175,8 @@ def step_costs(model: ModelConfig, node: NodeType, part: KvLayout, budget: int) 
     flop_s = 1 / (ARITHMETIC_SHARE * device.flops_per_s * ranks)
     work = _work(model, node.weights, budget)
     knots = sorted(work)
-    layer_s = LAYER_S[device.kind] * model.num_layers
+    form_s = INTEGERS_S[device.kind] * (node.weights in ("int8", "int4"))
+    layer_s = (LAYER_S[device.kind] + form_s) * model.num_layers
     times = []
     for num_tokens in knots:
         num_bytes, num_flops = work[num_tokens]
@@ -174,6 +191,15 @@ def step_costs(model: ModelConfig, node: NodeType, part: KvLayout, budget: int) 
         pair_s=pairs / (ATTENTION_SHARE * device.flops_per_s * ranks),
         context_s=part.token_bytes * stages / (BANDWIDTH_SHARE * device.bytes_per_s),
     )
+
+
+def _engine(node: NodeType) -> EngineConfig:
+    said = {
+        "dtype": str(_ACTIVATIONS),
+        "quantization": FORMS[node.weights].quantization,
+        "kv_dtype": str(node.kv) if node.kv.is_coded else "auto",
+    }
+    return msgspec.convert(said, EngineConfig)
 
 
 @lru_cache(maxsize=64)

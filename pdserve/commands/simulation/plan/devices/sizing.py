@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, inf, log, sqrt
 from statistics import NormalDist
 from typing import Final
@@ -68,14 +69,14 @@ class NotServed(msgspec.Struct, frozen=True):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sized:
     """A type of node, and what its steps take."""
 
     node: NodeType
     calibration: Calibration
 
-    @property
+    @cached_property  # what is sized asks for it thousands of times
     def perf(self) -> PerfModel:
         """Predicts its steps."""
         return Machine.of(self.calibration).perf()
