@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
+from typing import Any
 
 import msgspec
 import pytest
@@ -87,7 +88,13 @@ class Nodes:
         )
 
     def join(
-        self, node_id: str, role: NodeRole, *, life: str = "1", state: NodeState = NodeState.READY
+        self,
+        node_id: str,
+        role: NodeRole,
+        *,
+        life: str = "1",
+        state: NodeState = NodeState.READY,
+        **fields: Any,
     ) -> Member:
         hello = node_hello(
             node_id,
@@ -95,6 +102,7 @@ class Nodes:
             incarnation=life,
             state=state,
             introduction_key=key_of(node_id, life),
+            **fields,
         )
         return self.registry.add(hello, RecordingOutbox())  # type: ignore[arg-type]
 
@@ -157,6 +165,16 @@ async def test_what_a_request_may_hold_is_known_while_all_nodes_sleep(nodes: Nod
     for member in list(nodes.registry):
         nodes.registry.remove(member)
     assert nodes.flow.max_model_len == known
+
+
+async def test_the_node_that_holds_least_bounds_every_request(nodes: Nodes) -> None:
+    nodes.join("p", NodeRole.PREFILL, max_model_len=100)
+    nodes.join("d", NodeRole.DECODE, max_model_len=200)
+    assert nodes.flow.max_model_len == 100
+    shorter = nodes.join("e", NodeRole.DECODE, max_model_len=50)
+    assert nodes.flow.max_model_len == 50
+    nodes.registry.remove(shorter)
+    assert nodes.flow.max_model_len == 100
 
 
 async def test_both_legs_are_dispatched_at_once(nodes: Nodes) -> None:

@@ -82,11 +82,12 @@ class PrefixNode:
         blobs: Blobs | None = None,
         store_bytes: int = 0,
         state_blocks: int = 0,
+        revision: str = "r",
     ) -> None:
         """With `gpus`, the pool is on the first of them; with `blobs`, there is a store."""
         self.name = name
         self.layout = make_layout(block_size)
-        identity = KvIdentity("m", "r", self.layout)
+        identity = KvIdentity("m", revision, self.layout)
         clock = SystemClock()
         self.gpus = gpus
         self.memory: ExportedPool | DevicePool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,13 @@ async def until_known(node: PrefixNode, num_blocks: int = 12) -> None:
     await until(lambda: len(store_of(node).index) >= num_blocks)
 
 
-async def fill(blobs: Blobs, salt: str = "") -> None:
+async def fill(
+    blobs: Blobs, salt: str = "", prompt: Sequence[int] = PROMPT, revision: str = "r"
+) -> None:
     """As a node that is no more has left it."""
-    node = make_node(blobs, store_bytes=1 << 30)
+    node = make_node(blobs, store_bytes=1 << 30, revision=revision)
     async with started(node):
-        node.compute(PROMPT, salt=salt)
+        node.compute(prompt, salt=salt)
         await until_written(node)
 
 
@@ -151,6 +154,16 @@ async def test_prefixes_outlive_their_nodes_in_an_object_store(
             await node.fetcher.fetch(node.prefix(), [])
             assert node.num_cached_tokens() == 48
             assert erase(blobs, "") == 12
+
+
+async def test_kv_of_other_weights_is_not_read(blobs: GatedBlobs) -> None:
+    await fill(blobs)
+    await fill(blobs, prompt=OTHER, revision="later")
+    node = make_node(blobs, revision="later")
+    async with started(node):
+        await until_known(node)
+        assert node.fetcher.could_fetch(node.prefix(OTHER), [])
+        assert not node.fetcher.could_fetch(node.prefix(PROMPT), [])
 
 
 async def test_a_node_that_waits_for_kv_of_another_does_not_read_it(blobs: GatedBlobs) -> None:
