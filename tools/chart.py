@@ -125,14 +125,23 @@ class Renderer:
 
     def render(self, values: Document | None = None, release: str = "test") -> list[Document]:
         """The documents of a release. Raises what Helm raises."""
+        released = self._install(values, release)
+        documents = yaml.load_all(released["manifest"], yaml.CSafeLoader)
+        return [document for document in documents if document]
+
+    def notes(self, values: Document | None = None, release: str = "test") -> str:
+        """What who installs it is told."""
+        told = self._install(values, release)["info"]["notes"]
+        assert isinstance(told, str)
+        return told
+
+    def _install(self, values: Document | None, release: str) -> Document:
         import helm_sdkpy
 
         configuration = helm_sdkpy.Configuration("default", str(self._kubeconfig))
-        released = asyncio.run(
-            helm_sdkpy.Install(configuration).run(release, str(CHART), values or {}, wait=False)
-        )
-        documents = yaml.load_all(released["manifest"], yaml.CSafeLoader)
-        return [document for document in documents if document]
+        install = helm_sdkpy.Install(configuration).run
+        released: Document = asyncio.run(install(release, str(CHART), values or {}, wait=False))
+        return released
 
 
 @contextmanager

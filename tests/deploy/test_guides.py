@@ -14,9 +14,10 @@ import yaml
 pytest.importorskip("helm_sdkpy", reason="`make env-test` could not install Helm")
 pytest.importorskip("kubernetes_validate", reason="as Helm")
 
+from pdserve.commands.cli.main import build_parser
 from pdserve.settings.config import CoordinatorConfig
 from tests.architecture.repository import ROOT
-from tests.deploy.test_chart import chart, check, config_of, workloads
+from tests.deploy.test_chart import VALUES, chart, check, config_of, pod_of, workloads
 from tests.matrix import matrix
 from tools.chart import CHART, Document, Renderer
 
@@ -118,3 +119,25 @@ def test_a_rollout_changes_shares_first_and_nodes_then(chart: Renderer) -> None:
         assert config_of(pool, before[pool]).checkpoint.revision.startswith(old)
     for part, document in alone.items():
         assert config_of(part, document).checkpoint.revision.startswith(new)
+
+
+def test_the_image_of_the_guide_is_that_of_the_chart(chart: Renderer) -> None:
+    guide = (ROOT / GUIDES[0]).read_text()
+    for document in workloads(chart.render()).values():
+        (container,) = pod_of(document)["containers"]
+        assert f" -t {container['image']} ." in guide
+
+
+@pytest.mark.parametrize("name", ["the defaults", "tenants", "HTTPS"])
+def test_who_installs_it_is_told_how_to_look_at_it(chart: Renderer, name: str) -> None:
+    notes = chart.notes(VALUES[name])
+    coordinator = workloads(chart.render(VALUES[name]))["coordinator"]
+    config = config_of("coordinator", coordinator)
+    assert isinstance(config, CoordinatorConfig)
+    (script,) = re.findall(r"exec test-coordinator-0 -- sh -c '(.*)'", notes)
+    (token,) = re.findall(r"PDSERVE_API_KEY=\$\(cat (\S+)\) pdserve status", script)
+    assert token == config.access.metrics_token_file
+    words = shlex.split(script)
+    arguments = build_parser().parse_args(words[words.index("status") :])
+    scheme = "https" if config.access.https_dir else "http"
+    assert re.fullmatch(rf"{scheme}://[\w.]+:{config.port}", arguments.url), arguments.url
