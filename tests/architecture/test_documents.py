@@ -6,13 +6,16 @@ import re
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator.tenants.key_book import parse_key_file
 from pdserve.commands.cli.main import build_parser
-from pdserve.settings.config import NodeConfig
+from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.file import load_config
+from pdserve.settings.flags import config_from
 from pdserve.shared.slo import DEFAULT_CLASS, DEFAULT_CLASSES, parse_slo_classes
 from tests.architecture.repository import ROOT, native_files, python_files
 
@@ -21,8 +24,14 @@ DOCUMENTS.append(ROOT / "examples/README.md")
 TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
 SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL))
 TARGETS = sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", TEXT, re.MULTILINE)))
-COMMANDS = sorted(set(re.findall(r"^pdserve .*", SHELL, re.MULTILINE)))
+COMMANDS = sorted(set(re.findall(r"^(?:[A-Z_]+=\S+ )*(pdserve .*)", SHELL, re.MULTILINE)))
 MODULES = sorted(set(re.findall(r"python -m ([\w.]+)", TEXT)))
+CONFIGS: dict[str, type[Any]] = {
+    "up": ClusterConfig,
+    "coordinator": CoordinatorConfig,
+    "prefill": NodeConfig,
+    "decode": NodeConfig,
+}
 PATH = re.compile(r"(?<![\w./:-])((?:[\w.-]+/)+[\w-][\w.-]*\.[a-z]{1,5})\b")
 MOST_COLUMNS = 100
 
@@ -43,8 +52,11 @@ def test_there_is_something_to_check() -> None:
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_parses(line: str) -> None:
-    arguments = shlex.split(line, comments=True)[1:]
-    assert build_parser().parse_args(arguments).command is not None
+    arguments = build_parser().parse_args(shlex.split(line, comments=True)[1:])
+    assert arguments.command is not None
+    kind = CONFIGS.get(arguments.command)
+    if kind is not None and not arguments.config:  # a file of the reader's
+        config_from(kind, arguments)
 
 
 @pytest.mark.parametrize("target", TARGETS)
