@@ -25,7 +25,7 @@ from kv_transfer.transports.frames import (
     send_frame,
 )
 from kv_transfer.transports.interface import Read
-from kv_transfer.transports.sockets import keep_alive, resolve, send_all, send_now, wait_readable
+from kv_transfer.transports.sockets import Watch, keep_alive, resolve, send_all, send_now
 from kv_transfer.transports.tls import NodeTls
 from pdserve import _native
 from pdserve.shared.errors import PeerLost, StaleIncarnation, StaleTicket, TicketInvalid
@@ -97,10 +97,11 @@ def unanswered(endpoint: str) -> Iterator[None]:
         raise Unanswered(f"{endpoint} did not answer: {error}") from error
 
 
-async def receive_few(sock: socket.socket, read: BlockRead, endpoint: str) -> bool:
+async def receive_few(sock: socket.socket, watch: Watch, read: BlockRead, endpoint: str) -> bool:
     """Send the request for few blocks, and receive them together with both verdicts.
 
     False: the first verdict is another one, and still to be received. Raises as `ask`.
+    Only what is received here is waited for by the socket's `watch`.
     """
     rows, position = read.rows, 0
     head, tail = first_verdict(read.num_bytes), np.empty(len(VALID), np.uint8)
@@ -121,15 +122,17 @@ async def receive_few(sock: socket.socket, read: BlockRead, endpoint: str) -> bo
                 position,
             )
             if position < 0:
+                watch.stop()
                 return False
             if position == end:
                 break
-            await wait_readable(sock)
+            await watch.wait_readable()
     except OSError as error:
         if position:
             raise
         raise Unanswered(f"{endpoint} did not answer: {error}") from error
     if (said := tail.tobytes()) != VALID:
+        watch.stop()
         await receive_final_verdict(sock, said)
     return True
 

@@ -25,6 +25,44 @@ async def wait_readable(sock: socket.socket) -> None:
         loop.remove_reader(sock.fileno())
 
 
+class Watch:
+    """Waits for a socket to have something to read, often, with one call to the event loop for all.
+
+    Until `stop`, which is before the socket is closed, nothing else may wait for that.
+    """
+
+    __slots__ = ("_sock", "_waiting", "is_watching")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.is_watching = False  # the event loop calls when there is something
+        self._waiting: asyncio.Future[None] | None = None
+
+    async def wait_readable(self) -> None:
+        """As the function, without TLS."""
+        loop = asyncio.get_running_loop()
+        if not self.is_watching:
+            loop.add_reader(self._sock.fileno(), self._look)
+            self.is_watching = True
+        self._waiting = loop.create_future()
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+
+    def stop(self) -> None:
+        """Watch it no longer, until it is waited for again. Idempotent."""
+        if self.is_watching:
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+            self.is_watching = False
+
+    def _look(self) -> None:
+        if self._waiting is None:  # it would be called again and again
+            self.stop()
+        else:
+            _wake(self._waiting)
+
+
 async def wait_writable(sock: socket.socket) -> None:
     """Wait until there is room to write, or an error."""
     loop = asyncio.get_running_loop()

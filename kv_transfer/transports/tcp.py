@@ -31,7 +31,7 @@ from kv_transfer.transports.pull_client import (
     receive_final_verdict,
     receive_first_verdict,
 )
-from kv_transfer.transports.sockets import receive_exactly, wait_readable
+from kv_transfer.transports.sockets import Watch, receive_exactly, wait_readable
 from kv_transfer.transports.span_io import receive_spans
 from kv_transfer.transports.split_read import split_read
 from pdserve.kv import KvLayout
@@ -44,6 +44,20 @@ _MAX_IDLE = 8  # connections kept for further reads
 _NUM_STREAMS = 2
 # For fewer bytes, a second request costs more than it gains.
 _STREAMED_BYTES = 16 << 20
+
+
+class _Connection:
+    """One connection to an exporter, which has let us in."""
+
+    __slots__ = ("sock", "watch")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.watch = Watch(sock)
+
+    def close(self) -> None:
+        self.watch.stop()
+        self.sock.close()
 
 
 class TcpTransport:
@@ -77,12 +91,12 @@ class TcpChannel:
         self._layout: KvLayout = exporter.layout
         self._threads = reader.threads
         self._tls = reader.tls
-        self._idle: list[socket.socket] = []
+        self._idle: list[_Connection] = []
         self._is_closed = False
 
     async def open(self) -> None:
         """Prepare one connection. Raises PeerLost."""
-        self._idle.append(await dial(self._endpoint, self._access, self._tls))
+        self._idle.append(await self._dial())
 
     async def read(self, read: Read) -> None:
         """Copy the spans to the destination, then validate the generations.
@@ -103,13 +117,12 @@ class TcpChannel:
             await self._read_part(read)
 
     async def _read_part(self, read: Read | BlockRead) -> None:
-        sock = self._take_idle()
-        if sock is not None:
+        if self._idle:
             # If the exporter has closed an idle connection, nothing was received: try a new one.
             with suppress(Unanswered):
-                await self._read_on(sock, read)
+                await self._read_on(self._idle.pop(), read)
                 return
-        await self._read_on(await dial(self._endpoint, self._access, self._tls), read)
+        await self._read_on(await self._dial(), read)
 
     async def close(self) -> None:
         """Close the idle connections."""
@@ -117,15 +130,20 @@ class TcpChannel:
         while self._idle:
             self._idle.pop().close()
 
-    async def _read_on(self, sock: socket.socket, read: Read | BlockRead) -> None:
-        with lending(partial(self._take_back, sock), sock.close):
+    async def _dial(self) -> _Connection:
+        return _Connection(await dial(self._endpoint, self._access, self._tls))
+
+    async def _read_on(self, connection: _Connection, read: Read | BlockRead) -> None:
+        sock, watch = connection.sock, connection.watch
+        with lending(partial(self._take_back, connection), connection.close):
             try:
                 if isinstance(read, BlockRead):
-                    if await receive_few(sock, read, self._endpoint):
+                    if await receive_few(sock, watch, read, self._endpoint):
                         return
                     read = read.planned()
                     await receive_first_verdict(sock, read.num_bytes, self._endpoint)
                 else:
+                    watch.stop()
                     await ask(sock, read, self._endpoint)
                 await self._receive(sock, read)
                 await receive_final_verdict(sock)
@@ -164,11 +182,8 @@ class TcpChannel:
                 return
             await wait_readable(sock)
 
-    def _take_back(self, sock: socket.socket) -> None:
+    def _take_back(self, connection: _Connection) -> None:
         if not self._is_closed and len(self._idle) < _MAX_IDLE:
-            self._idle.append(sock)
+            self._idle.append(connection)
         else:
-            sock.close()
-
-    def _take_idle(self) -> socket.socket | None:
-        return self._idle.pop() if self._idle else None
+            connection.close()

@@ -23,10 +23,12 @@ from kv_transfer.transports.frames import (
     first_frame,
     frame_bytes,
 )
+from kv_transfer.transports.sockets import Watch
 from pdserve import _native
 from pdserve.kv import KvDtype, KvLayout
+from pdserve.shared.errors import StaleTicket
 from tests.matrix import examples
-from tests.unit.kv_transfer.pairs import LARGE, SMALL, make_exporter, make_pool
+from tests.unit.kv_transfer.pairs import LARGE, SMALL, make_exporter, make_pool, open_pair
 
 NUM_BLOCKS = 12
 SOURCE, TARGET = (make_pool(SMALL, NUM_BLOCKS, seed) for seed in (1, None))
@@ -255,3 +257,45 @@ async def test_a_fault_of_the_exporter_ends_the_connection(
     theirs.send(frame_bytes(PullRequest(b"t", 0, 4, 0, 2, 0, 2)))
     with pytest.raises(RuntimeError, match="a fault"):
         await BlockAnswers(ours, access, exporter, planner, 5.0).until_other(5.0)
+
+
+async def test_a_connection_serves_few_blocks_and_many_and_none_in_any_order() -> None:
+    """What waits for its socket changes each time."""
+    layout = KvLayout.gqa(layers=2, heads=2, head_dim=64, block_size=16, dtype=KvDtype.FLOAT32)
+    async with open_pair("tcp", layout, num_blocks=44) as pair:
+        few, many, stale = (
+            pair.exporter.issue("r", 0, len(blocks) * layout.block_size, blocks)
+            for blocks in ([1], range(2, 42), [42])
+        )
+        pair.source.bump([42])
+        for ticket in (few, few, many, few, stale, few, stale, many):
+            pair.destination.data[:] = 0
+            if ticket is stale:
+                with pytest.raises(StaleTicket):
+                    await pair.pull(ticket, range(40))
+                continue
+            await pair.pull(ticket, range(40))
+            first = 1 if ticket is few else 2
+            assert np.array_equal(pair.destination.data[0], pair.source.data[first])
+        assert pair.exporter.statistics.broken == 0
+
+
+async def test_a_socket_that_nobody_waits_for_does_not_wake_the_event_loop(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = sockets
+    watch = Watch(ours)
+    for said in (b"one", b"two"):
+        theirs.send(said)
+        async with asyncio.timeout(10):
+            await watch.wait_readable()
+    assert watch.is_watching
+    async with asyncio.timeout(10):
+        while watch.is_watching:  # as there is still something to read
+            await asyncio.sleep(0)
+    theirs.close()
+    async with asyncio.timeout(10):
+        await watch.wait_readable()
+    assert ours.recv(9) == b"onetwo"
+    watch.stop()
+    assert not watch.is_watching
