@@ -6,7 +6,8 @@ Chat may collect the parts of a piece of text by kind; for items and blocks, the
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from coordinator.api.answer.choice import ChoiceDelta, ScoredToken, TokenParts
 from coordinator.text.parts import AnswerParts, Parts
@@ -69,13 +70,14 @@ class AnswerPieces:
     def _add(self, pieces: list[Piece], parts: Parts) -> None:
         if not parts:
             return
-        piece = Piece(parts, self._tokens_of(parts.content))
-        self._unshown = []
-        if pieces and pieces[-1].takes(piece):
-            pieces[-1].parts += parts
-            pieces[-1].tokens += piece.tokens
-        else:
-            pieces.append(piece)
+        tokens, self._unshown = self._tokens_of(parts.content), []
+        for part in _in_order(parts):
+            piece = Piece(part, tokens if part.content else [])
+            if pieces and pieces[-1].takes(piece):
+                pieces[-1].parts += part
+                pieces[-1].tokens += piece.tokens
+            else:
+                pieces.append(piece)
 
     def _tokens_of(self, content: str) -> list[ScoredToken]:
         """Return the tokens of `content`, which is the end of the text processed so far.
@@ -87,3 +89,13 @@ class AnswerPieces:
         start = self._parts.num_chars - len(content)
         first = bisect_right(self._unshown, start, key=lambda token: token.offset) - 1
         return self._unshown[max(first, 0) :]
+
+
+def _in_order(parts: Parts) -> Iterator[Parts]:
+    """Yield what an open call goes on with first: text of the same piece was written behind it."""
+    first = parts.calls[:1]
+    if first and first[0].name is None:
+        yield Parts(calls=first)
+        parts = replace(parts, calls=parts.calls[1:])
+    if parts:
+        yield parts

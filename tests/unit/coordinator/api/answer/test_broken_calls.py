@@ -53,6 +53,21 @@ async def test_what_the_model_wrote_is_told_and_taken_back(name: str) -> None:
             await taken_back(api, told)
 
 
+async def test_text_behind_a_call_that_only_the_end_completes_is_not_inside_of_it() -> None:
+    """The last characters of its arguments are certain together with that text."""
+    call, told = f"{CODER}{CALL.rstrip()}\nBye", [("alpha", '{"text": "VALUE"}')]
+    generator = FakeGenerator(says(call, per_event=3))
+    async with served(generator, tool_tokenizer(), tool_format=ToolFormat.QWEN3_CODER) as api:
+        assert [(item["name"], item["arguments"]) for item in await response(api)] == told
+        assert await streamed_response(api) == told
+        messages = [{"role": "user", "content": "Hi"}]
+        tools = [{"name": "alpha", "input_schema": {"type": "object"}}]
+        body = {"model": MODEL, "messages": messages, "tools": tools, "max_tokens": 99}
+        async with api.client.post("/v1/messages", json=body) as answer:
+            blocks = (await answer.json())["content"]
+    assert [block.get("input", block.get("text")) for block in blocks] == [{"text": "VALUE"}, "Bye"]
+
+
 async def chat(api: Harness) -> Told:
     async with api.chat(tools=TOOLS) as answer:
         choice = (await answer.json())["choices"][0]
