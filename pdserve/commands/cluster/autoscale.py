@@ -19,7 +19,6 @@ from pdserve.commands.cluster.config import Scale
 from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.protocol.status import ClusterStatus, NodeStatus, RoleName
 from pdserve.shared.errors import ClusterError
-from pdserve.shared.process.exit_codes import StartFailed
 
 LOOK_S: Final = 1.0
 _WHY: Final = "load asks for it"
@@ -115,18 +114,21 @@ def _less(
 class Autoscaler:
     """Follows the desired numbers of nodes of a ready cluster, while `run` does."""
 
-    def __init__(self, cluster: Cluster, scale: Scale, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, scale: Scale, say: Callable[[str], None], look_s: float = LOOK_S
+    ) -> None:
         """`say` is called with a sentence about each change."""
         self._cluster = cluster
         self._scale = scale
         self._say = say
+        self._look_s = look_s
 
     async def run(self) -> NoReturn:
-        """Look every second, since load changes with time; until cancelled."""
+        """Look every `look_s`, since load changes with time; until cancelled."""
         making: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(self._look_s)
                 making = {name: task for name, task in making.items() if not task.done()}
                 unplaced = self._cluster.unplaced_nodes
                 if making.keys() - unplaced:
@@ -149,7 +151,9 @@ class Autoscaler:
         self._say(f"starting {step.name}: " + (_WHY_STANDBY if on_standby else _WHY))
         try:
             await self._cluster.start_node(step.name, on_standby=on_standby)
-        except StartFailed as error:  # whoever restarts processes has heard of it
+        except ClusterError as error:  # if it has ended, whoever restarts processes has heard of it
             self._say(str(error))
+        except OSError as error:  # the system cannot have another process now
+            self._say(f"{step.name} cannot be started: {error}; trying again")
         else:
             self._say(f"{step.name} is {'on standby' if on_standby else 'ready'}")

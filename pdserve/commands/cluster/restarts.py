@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.shared.clock import Clock, SystemClock
+from pdserve.shared.errors import ClusterError
 from pdserve.shared.process.exit_codes import StartFailed
 
 FIRST_S = 0.2
@@ -76,6 +77,8 @@ class Restarts:
             except StartFailed as error:  # it has ended, which `run` hears too, or is not ready yet
                 if self._cluster.is_running(name):
                     self._say(str(error))
+                return
+            except ClusterError:  # somebody else has started it, who says so
                 return
             else:
                 backoff.is_ready()

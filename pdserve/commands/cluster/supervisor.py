@@ -211,9 +211,14 @@ class Cluster:
 
         Raises:
             StartFailed: it ended before that, or `start_s` passed.
-            ClusterError: it is still running.
+            ClusterError: it is running, perhaps since another call began it.
+            OSError: the system cannot have another process now.
         """
-        if self.is_running(name):
+        status: ClusterStatus | None = None
+        if not self.is_running(name):
+            with suppress(ClusterError):
+                status = await self.status()
+        if self.is_running(name):  # by now
             raise ClusterError(f"{name} is still running: kill it before starting it again")
         if on_standby:
             self._on_standby.add(name)
@@ -221,8 +226,7 @@ class Cluster:
             self._on_standby.discard(name)
         former: NodeStatus | None = None
         self._restarted.pop(name, None)
-        with suppress(ClusterError):
-            status = await self.status()
+        if status is not None:
             former = status.node(name)
             self._restarted[name] = planned_again(self._plans[name], status)
         self._start(name)
@@ -236,13 +240,13 @@ class Cluster:
         await self._wait_until(is_ready, [self._processes[name]])
 
     def _start(self, name: str) -> None:
-        self._retired.discard(name)
         words = self.command_line(name)
         if name in self._on_standby:
             words.append("--set=standby=true")
         if name == COORDINATOR and self._restarts:
             words.append("--set=restarts=true")
         self._processes[name] = self._site.start(name, words, self._on_line, self._exits.put_nowait)
+        self._retired.discard(name)  # else it is still one that is not there
 
     async def _wait_until(
         self, is_ready: Callable[[ClusterStatus], bool], processes: Sequence[Process]

@@ -1,12 +1,19 @@
-"""When processes that end are started again."""
+"""When processes that end are started again, and what comes of it if the system has none."""
 
 import asyncio
 
 import pytest
 
-from pdserve.commands.cluster.child import Exit
+from pdserve.commands.cluster.autoscale import Autoscaler
+from pdserve.commands.cluster.child import Exit, Process
+from pdserve.commands.cluster.config import ClusterConfig, Scale
+from pdserve.commands.cluster.plan import COORDINATOR, ProcessPlan
 from pdserve.commands.cluster.restarts import MOST_S, STABLE_S, Backoff, Restarts
+from pdserve.commands.cluster.supervisor import Cluster
+from pdserve.protocol.status import ClusterStatus, CoordinatorStatus
+from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.shared.clock import ManualClock
+from pdserve.shared.errors import ClusterError
 from pdserve.shared.process.exit_codes import SICK
 
 
@@ -72,5 +79,112 @@ async def test_a_process_that_cannot_be_started_now_is_tried_again_as_what_it_wa
             "in 0.4 s",
             "decode-0 is ready again",
         ]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+class ProcessOfNobody(Process):
+    """Ends with its first signal."""
+
+    pid = 17
+
+    def send_signal(self, number: int) -> None:
+        if self.is_running:
+            self._end.set_result(Exit(self.name, self.pid, -number, ""))
+
+
+class Machine:
+    """A site that cannot start processes while it is full."""
+
+    http_address = grpc_address = "127.0.0.1:1"  # where nobody listens
+    supervisor_token = warning = ""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.started: list[str] = []
+
+    async def plan(self) -> list[ProcessPlan]:
+        coordinator = ProcessPlan(COORDINATOR, COORDINATOR, CoordinatorConfig())
+        return [coordinator, ProcessPlan("decode-0", "decode", NodeConfig())]
+
+    def start(self, name: str, *_: object) -> ProcessOfNobody:
+        if self.is_full:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        self.started.append(name)
+        return ProcessOfNobody(name)
+
+    def leave(self, name: str) -> None:
+        pass
+
+
+async def test_a_retired_node_that_cannot_be_started_stays_one_that_could_be():
+    cluster = Cluster(ClusterConfig(port=0, start_s=0.01), site=(machine := Machine()))
+    await cluster.spawn()
+    await cluster.retire_node("decode-0")
+    machine.is_full = True
+    with pytest.raises(BlockingIOError):
+        await cluster.start_node("decode-0")
+    assert cluster.started_nodes == []
+
+
+async def test_of_two_who_start_a_node_at_the_same_time_one_does():
+    cluster = Cluster(ClusterConfig(port=0, start_s=0.01), site=(machine := Machine()))
+    await cluster.spawn()
+    await cluster.kill_node("decode-0")
+    both = (cluster.start_node("decode-0") for _ in range(2))
+    errors = await asyncio.gather(*both, return_exceptions=True)
+    assert machine.started == [COORDINATOR, "decode-0", "decode-0"]
+    assert any("is still running" in str(error) for error in errors)
+
+
+class ClusterThatLacksOne(ClusterOfOne):
+    """Its load asks for a decode node."""
+
+    unplaced_nodes: tuple[str, ...] = ()
+    node_names = ("decode-0",)
+
+    @property
+    def started_nodes(self) -> list[str]:
+        return ["decode-0"] if self.is_up else []
+
+    async def status(self) -> ClusterStatus:
+        coordinator = CoordinatorStatus(desired_nodes={"decode": 1})
+        return ClusterStatus(
+            model="m", mode="colocated", ready=False, inflight=0, nodes=[], coordinator=coordinator
+        )
+
+
+async def test_a_node_that_load_asks_for_is_tried_again_until_the_system_has_a_process():
+    said: asyncio.Queue[str] = asyncio.Queue()
+    cluster = ClusterThatLacksOne(num_refused=1)
+    scaling = asyncio.create_task(
+        Autoscaler(cluster, Scale(0, 1), said.put_nowait, look_s=0.001).run()
+    )
+    async with asyncio.timeout(30):
+        told = [await said.get() for _ in range(4)]
+    assert told[1].startswith("decode-0 cannot be started: [Errno 11]")
+    assert told[3] == "decode-0 is ready"
+    scaling.cancel()
+    await asyncio.gather(scaling, return_exceptions=True)
+
+
+async def test_what_somebody_else_has_started_during_the_pause_is_left_alone():
+    class StartedElsewhere(ClusterOfOne):
+        running: tuple[str, ...] = ()
+
+        def is_running(self, name: str) -> bool:
+            return name in self.running
+
+        async def start_node(self, name: str, *, on_standby: bool = False) -> None:
+            self.running = (name,)
+            self.exits.put_nowait(Exit("decode-1", 18, SICK, ""))
+            raise ClusterError(f"{name} is still running")
+
+    said: asyncio.Queue[str] = asyncio.Queue()
+    restarts = Restarts(StartedElsewhere(num_refused=0), said.put_nowait)
+    running = asyncio.create_task(restarts.run())
+    async with asyncio.timeout(30):
+        told = [await said.get() for _ in range(2)]
+    assert told[1].startswith("decode-1 (pid 18) ended"), "others are looked after"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
