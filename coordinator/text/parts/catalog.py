@@ -73,6 +73,7 @@ _OTHERS = (
     "<｜tool▁call",
     "<|tool_calls_section",
     "<TOOLCALL>",
+    "<|START_ACTION|>",
 )
 
 

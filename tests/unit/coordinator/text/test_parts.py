@@ -188,6 +188,7 @@ def test_reasoning_and_calls_of_one_answer() -> None:
         ("{% if tools %}<tool_call>\n<function={{ n }}>\n<parameter={{ k }}>", "qwen3_coder"),
         ("{% if tools %}<tool_call>{{ name }}\n<arg_key>{{ key }}</arg_key>", None),
         ("{% if tools %}<minimax:tool_call>\n<invoke name=", None),
+        ('{% if tools %}<|START_ACTION|>[{"tool_name": "", "parameters": {}}]', None),
         ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]", "mistral"),
         ('{% if tools %}{"name": , "parameters": }{% endif %}', "llama3"),
         ("{% if tools %}?{% endif %}", None),
