@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pdserve.grammar.compiled import CompiledGrammar, compile_grammar
 from pdserve.grammar.deep_threads import DeepThreads
-from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, is_light, new_matcher
+from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, is_light, new_matcher, too_long
 from pdserve.grammar.preparing import Prepared
 from pdserve.grammar.vocabulary import Vocabulary, load_vocabulary, make_vocabulary
 
@@ -24,4 +24,5 @@ __all__ = [
     "load_vocabulary",
     "make_vocabulary",
     "new_matcher",
+    "too_long",
 ]

@@ -14,6 +14,14 @@ from pdserve.shared.errors import GrammarFailed
 # would need a deeper stack (`deep_threads.py`).
 MAX_GRAMMAR_CHARS = 64 * 1024
 
+
+def too_long(grammar: str) -> str:
+    """Return why a grammar has too many characters; empty: it has not."""
+    if len(grammar) <= MAX_GRAMMAR_CHARS:
+        return ""
+    return f"its grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are allowed"
+
+
 # In the library's units. A microsecond corresponds to about 50 units of lexer fuel when the lexer
 # is built, and to 14 units of fuel or 20 items when a mask is computed. A state takes up to 2 kB.
 # Large lexemes are not precomputed: each request would pay for it, and few masks would gain.

@@ -9,7 +9,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from msgspec import Struct
 
 from pdserve.grammar.locating import SchemaSearch
-from pdserve.grammar.matching import MAX_GRAMMAR_CHARS, check, new_matcher
+from pdserve.grammar.matching import check, new_matcher, too_long
 from pdserve.grammar.size import excess
 from pdserve.grammar.vocabulary import Vocabulary
 from pdserve.shared.errors import GrammarFailed
@@ -37,7 +37,7 @@ def prepare(vocabulary: Vocabulary, document: str) -> Prepared:
         grammar = _translated(document)
     except Exception as error:  # noqa: BLE001  the translator has no errors of its own
         return Prepared(fault=f"it is not valid GBNF: {error}")
-    if fault := _size_fault(grammar):
+    if fault := too_long(grammar) or excess(grammar):
         return Prepared(fault=fault)
     if fault := _fault(vocabulary, grammar):
         part, pointer = SchemaSearch(vocabulary, grammar).place()
@@ -53,12 +53,6 @@ def _translated(document: str) -> str:
         if GBNF in part:
             part["lark_grammar"] = str(any_to_lark(part.pop(GBNF)))
     return json.dumps({"grammars": parts}, ensure_ascii=False)
-
-
-def _size_fault(grammar: str) -> str:
-    if len(grammar) <= MAX_GRAMMAR_CHARS:
-        return excess(grammar) or ""
-    return f"its grammar has {len(grammar)} characters; at most {MAX_GRAMMAR_CHARS} are allowed"
 
 
 def _fault(vocabulary: Vocabulary, grammar: str) -> str:

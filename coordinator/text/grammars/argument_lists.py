@@ -26,6 +26,7 @@ _KEY = re.compile(r"[\w.-]{1,128}")
 T = TypeVar("T")
 _TEXT_END = f"\n{PARAMETER_END}"
 _OF_STRINGS = ("pattern", "format")
+_OTHERS = "others"  # in names of rules, in place of an argument's index
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +56,28 @@ class ArgumentList:
         for key in listed | unlisted:
             if not _KEY.fullmatch(key):
                 raise self._unsupported(f"properties.{key}"[:128])
-        is_closed = schema is None or self._schema.get("additionalProperties") is False
-        self._takes_any = not self._arguments and not is_closed
+        others = self._schema.get("additionalProperties")
+        self._others: _Argument | None = None  # any, where none is listed
+        if not (self._arguments or schema is None or others is False):
+            self._others = _Argument(
+                "additionalProperties", others if isinstance(others, dict) else {}, False
+            )
         self.parts: dict[str, Part] = {}
 
     def tagged(self, name: str) -> list[str]:
         """Return Lark rules, of which the first is a call as tags. Raises InvalidRequest."""
-        rules = [self._tag(i, argument) for i, argument in enumerate(self._arguments)]
+        rules = [
+            self._tag(i, argument, quoted(f"{PARAMETER}{argument.key}>\n"))
+            for i, argument in enumerate(self._arguments)
+        ]
         told = [
             f"argument_{self._index}_{i}{'' if argument.is_required else '?'}"
             for i, argument in enumerate(self._arguments)
         ]
-        if self._takes_any:
-            told = [f'({quoted(PARAMETER)} /[^<>\\n]{{1,64}}/ ">\\n" argument_text "\\n")*']
+        if self._others is not None:
+            begin = f'{quoted(PARAMETER)} /[^<>\\n]{{1,64}}/ ">\\n"'
+            rules.append(self._tag(_OTHERS, self._others, begin))
+            told = [f"argument_{self._index}_{_OTHERS}*"]
         body = " ".join([quoted(f"{FUNCTION}{name}>\n"), *told, quoted(FUNCTION_END)])
         return [f"body_{self._index}: {body}", *rules]
 
@@ -75,9 +85,9 @@ class ArgumentList:
         """Return Lark rules, of which the first is a call in Python. Raises InvalidRequest."""
         at, end = self._index, len(self._arguments)
         rules = [f"body_{at}: {quoted(f'{name}(')} head_{at}_0 {quoted(')')}"]
-        if self._takes_any:
-            self.parts["any_value"] = json_part({}, self._param)
-            keyword = '/[a-zA-Z_][a-zA-Z0-9_]{0,63}/ "=" @any_value'
+        if self._others is not None:
+            value = self._value(_OTHERS, self._others.schema)
+            keyword = f'/[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/ "=" {value}'
             return [*rules, f'head_{at}_0: ({keyword} (", " {keyword})*)?']
         for i, argument in enumerate(self._arguments):
             value = self._value(i, argument.schema)
@@ -97,8 +107,7 @@ class ArgumentList:
             raise InvalidRequest(f"{keyword!r} in {self._param!r} has the wrong type", self._param)
         return value or default
 
-    def _tag(self, index: int, argument: _Argument) -> str:
-        begin = quoted(f"{PARAMETER}{argument.key}>\n")
+    def _tag(self, index: int | str, argument: _Argument, begin: str) -> str:
         end = quoted(f"\n{PARAMETER_END}\n")
         schema, name = argument.schema, f"argument_{self._index}_{index}"
         if choices := choices_of(schema, self._schema):
@@ -128,7 +137,7 @@ class ArgumentList:
                 raise self._unsupported(f"{argument.key}.{keyword}")
         return least[0], most[0]
 
-    def _value(self, index: int, schema: Mapping[str, Any]) -> str:
+    def _value(self, index: int | str, schema: Mapping[str, Any]) -> str:
         """Return the reference to the grammar of a value as JSON."""
         shared = {key: self._schema[key] for key in ("$defs", "definitions") if key in self._schema}
         name = f"value_{self._index}_{index}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from coordinator.text.grammars.process import BEGIN_S, GrammarProcess
-from pdserve.grammar import Prepared
+from pdserve.grammar import Prepared, too_long
 from pdserve.shared.errors import GrammarFailed, InvalidRequest, Overloaded, TokenizerError
 
 _WAIT_S = 15.0  # including the queue, in which most grammars take almost no time
@@ -56,6 +56,8 @@ class GrammarChecker:
             Overloaded: too many other grammars of this tenant are being prepared.
         """
         document = await asyncio.to_thread(make)
+        if fault := too_long(document):  # of what a client wrote, much more may have become
+            raise _unenforceable(param, fault)
         prepared = self._verdicts.get(document)
         if prepared is None:
             try:

@@ -9,6 +9,14 @@ from coordinator.text.grammars.places import SchemaPlace
 
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 _PARTS = re.compile(r"\\.|\[\^?\]|.", re.DOTALL)
+_ESCAPE = r"\\(?:[xu]\{\w*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)"
+# A class of one character, or of others, or a character outside of classes.
+_LITERALS = re.compile(
+    rf"\[({_ESCAPE}|[^\]\\^])\]|\[(?:{_ESCAPE}|[^\]\\])*+\]?|({_ESCAPE}|.)", re.DOTALL
+)
+_NO_SPELLING = re.compile(
+    r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\[av]|\\[xu]\{?0*(?:[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])\}?"
+)
 _SPACES = r"\t\n\x0B\x0C\r\x20\xA0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF"
 _OUTSIDE = {
     r"\s": f"[{_SPACES}]",
@@ -39,6 +47,8 @@ def translated(pattern: Any, keyword: str, place: SchemaPlace) -> str:
         raise place.refusal(keyword, "must be a string")
     if looks_around(pattern):
         raise place.refusal(keyword, "has look-around, which is not supported")
+    if _lacks_spelling(pattern):
+        raise place.refusal(keyword, "has a control character, which is not supported")
     made, is_in_class = [], False
     for part in _PARTS.findall(pattern):
         if is_in_class and part in ("[]", "[^]"):
@@ -48,3 +58,11 @@ def translated(pattern: Any, keyword: str, place: SchemaPlace) -> str:
         made.append((_IN_CLASS if is_in_class else _OUTSIDE).get(part, part))
         is_in_class = part == "[" or (is_in_class and part != "]")
     return "".join(made)
+
+
+def _lacks_spelling(pattern: str) -> bool:
+    """Whether a character that no allowed escape spells is needed: the library would leave it out.
+
+    A class that has others, too, only loses it.
+    """
+    return any(_NO_SPELLING.fullmatch(one or other) for one, other in _LITERALS.findall(pattern))

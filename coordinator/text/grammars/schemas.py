@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from coordinator.text.grammars.alternatives import are_told_apart
 from coordinator.text.grammars.anything import filled
 from coordinator.text.grammars.closing import closed
@@ -33,9 +35,11 @@ from coordinator.text.grammars.numbers import NumberRules, check_value, multiple
 from coordinator.text.grammars.patterns import looks_around, translated
 from coordinator.text.grammars.places import SchemaPlace
 from coordinator.text.grammars.references import References, definition
+from pdserve.grammar import MAX_GRAMMAR_CHARS
 
 _MAX_COUNT = 2**32 - 1
 _NO_SPELLING = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_REPEATS = f"is one too many: what all references mean has over {MAX_GRAMMAR_CHARS} characters"
 _COMBINE = ("allOf", "anyOf", "oneOf", "$ref")
 
 
@@ -59,9 +63,13 @@ class SchemaReader:
         """Return the whole schema. Raises InvalidRequest."""
         made = self._node(self._schema, SchemaPlace(self._param))
         definitions: dict[str, Any] = {}
+        num_chars = 0
         while self._pending:
             name, schema, place = self._pending.pop()
             definitions[name] = self._node(schema, place)
+            num_chars += len(msgspec.json.encode(definitions[name]))
+            if num_chars > MAX_GRAMMAR_CHARS:  # one inside of another is there twice
+                raise place.refusal("$ref", _REPEATS)
         if made is False or made == {"anyOf": []}:
             raise SchemaPlace(self._param).refusal("anyOf", "leaves no value")
         made = {} if made is True else made

@@ -213,6 +213,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"format": "idn-email"}, "format"),
     ({"pattern": "(?!a)"}, "pattern"),
     ({"pattern": 3}, "pattern"),
+    ({"pattern": r"^a\x0bb$"}, "pattern"),  # the library would take "ab"
+    ({"pattern": r"^a[\u0001]?b$"}, "pattern"),
+    ({"patternProperties": {r"^a\v$": {}}}, "patternProperties"),
     ({"patternProperties": {"(?<=a)b": {}}}, "patternProperties"),
     ({"minLength": -1}, "minLength"),
     ({"maxItems": 1.5}, "maxItems"),
@@ -278,6 +281,16 @@ def test_alternatives_are_told_apart_by_a_property_that_differs() -> None:
             Enforced(pet | {"$defs": {"cat": first, "dog": second}})
 
 
+def test_references_to_what_is_inside_of_each_other_repeat_no_more_than_fits() -> None:
+    schema: dict[str, Any] = {"enum": ["x" * 5000]}
+    for depth in range(20):
+        schema = {"$anchor": f"a{depth}", "items": schema}
+    few, many = ({f"p{i}": {"$ref": f"#a{i}"} for i in range(n)} for n in (3, 20))
+    Enforced({"properties": {"whole": schema, **few}})
+    with pytest.raises(InvalidRequest, match=r"'\$ref'.* all references mean"):
+        enforceable({"properties": {"whole": schema, **many}}, "p")
+
+
 # ---- patterns ------------------------------------------------------------------------------------
 
 
@@ -294,6 +307,8 @@ def test_alternatives_are_told_apart_by_a_property_that_differs() -> None:
         (r"^\/$", "/", "a"),
         ("^[^]$", "a\n", ""),
         (r"^\d\w$", [], ["٣a", "3é"]),
+        (r"^[^\x00-\x1f\x7f]$", "aé", "\n\x01\x7f"),
+        (r"^[\v\n]$", "\n", ["", "\v"]),
     ],
 )
 def test_patterns_mean_what_json_schema_means(pattern: str, good: Any, bad: Any) -> None:

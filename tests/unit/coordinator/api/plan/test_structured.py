@@ -17,10 +17,23 @@ import tokenizers
 
 from coordinator.api.read.fields import MAX_ANSWERS
 from coordinator.text import Tokenizer
-from coordinator.text.grammars import AnswerGrammar, GrammarChecker, Output, OutputKind
+from coordinator.text.grammars import (
+    AnswerGrammar,
+    CallGrammar,
+    GrammarChecker,
+    OfferedTool,
+    Output,
+    OutputKind,
+)
 from coordinator.text.grammars.process import GrammarProcess
 from coordinator.text.parts import ToolFormat
-from pdserve.grammar import Prepared, Vocabulary, make_vocabulary, new_matcher
+from pdserve.grammar import (
+    MAX_GRAMMAR_CHARS,
+    Prepared,
+    Vocabulary,
+    make_vocabulary,
+    new_matcher,
+)
 from pdserve.shared.errors import (
     GrammarFailed,
     InvalidRequest,
@@ -326,6 +339,19 @@ def test_what_is_enforced_is_what_is_understood(tool_format: ToolFormat) -> None
     }
 
 
+@pytest.mark.parametrize("tool_format", [ToolFormat.PYTHONIC, ToolFormat.QWEN3_CODER])
+def test_arguments_of_any_name_have_the_values_that_the_schema_allows(
+    tool_format: ToolFormat,
+) -> None:
+    counts = {"type": "object", "additionalProperties": {"type": "integer"}}
+    calls = CallGrammar(tool_format, [OfferedTool("f", counts, "p")], True, lambda _: None)
+    grammar, one = AnswerGrammar(calls=calls).text(), ONE[tool_format]
+    assert takes(grammar, one)
+    assert takes(grammar, one.replace("x", "other_name"))
+    assert not takes(grammar, one.replace("1", '"1"'))
+    assert not takes(grammar, one.replace("1", "true"))
+
+
 @pytest.mark.parametrize(
     ("tool_format", "body", "said"),
     [
@@ -491,6 +517,16 @@ async def test_nobody_waits_for_the_turn_of_another_tenant_who_asks_for_the_same
     async with asyncio.timeout(30):
         assert takes(await checker.checked(regex("a+"), "p", "another"), "aa")
     late.cancel()
+
+
+async def test_what_has_become_too_long_is_neither_asked_nor_remembered(
+    process: WatchedProcess,
+) -> None:
+    checker = GrammarChecker(process)
+    with pytest.raises(InvalidRequest, match=r"'p' cannot be enforced: .* characters; at most"):
+        await checker.checked(lambda: "x" * (MAX_GRAMMAR_CHARS + 1), "p", "t")
+    assert process.asked == []
+    assert not checker._verdicts
 
 
 async def test_a_tokenizer_that_cannot_be_told_as_bytes() -> None:
