@@ -29,7 +29,7 @@ from coordinator.jobs.objects import (
 from coordinator.jobs.runner import BatchRunner
 from coordinator.jobs.storage.files import CHUNK_BYTES, StoredFile, Upload
 from coordinator.stateful.pages import whole_number
-from pdserve.shared.errors import BuffersFull, InvalidRequest
+from pdserve.shared.errors import BuffersFull, InvalidRequest, ItemNotFound
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ async def upload_file(request: web.Request) -> web.Response:
     if size is not None and size > MAX_FILE_BYTES + _MAX_FORM_BYTES:  # before it is sent
         raise web.HTTPRequestEntityTooLarge(MAX_FILE_BYTES, size)
     await runner.files.check_room(trace.owner, 0)
-    upload = runner.files.begin()
+    upload = runner.files.begin(trace.owner)
     try:
         fields = await _receive(request, upload)
         keep_s, name = _keep_s(fields), fields["file"]
@@ -63,7 +63,7 @@ async def upload_file(request: web.Request) -> web.Response:
                 "'batch' only",
                 "purpose",
             )
-        await runner.files.done(upload, trace.owner, name, "batch", keep_s)
+        await runner.files.done(upload, name, "batch", keep_s)
     except BaseException:  # cancelled, too: the client is gone, and half a file is of no use
         await asyncio.shield(upload.drop())
         raise
@@ -156,16 +156,23 @@ def sent(find: Callable[[BatchRunner, Question], Awaitable[Content]]) -> Handler
 
     async def handle(request: web.Request) -> web.StreamResponse:
         runner, outbox = request.app[RUNNER], request[TRACE].way_out
-        content = await find(runner, question(request))
+        content, owner = await find(runner, question(request)), request[TRACE].owner
         response = web.StreamResponse(headers={"Content-Type": content.media})
         response.content_length = num_left = content.file.num_bytes
         await outbox.reserve(min(num_left, CHUNK_BYTES))  # before it is read, however slowly it is
         await response.prepare(request)
-        async for chunk in runner.files.read(content.file.id):
-            await outbox.send(response.write, chunk)
-            num_left -= len(chunk)
-            await outbox.reserve_next(min(num_left, CHUNK_BYTES))
-        await outbox.in_time(response.write_eof())
+        try:
+            async for chunk in runner.files.read(owner, content.file.id):
+                await outbox.send(response.write, chunk)
+                num_left -= len(chunk)
+                await outbox.reserve_next(min(num_left, CHUNK_BYTES))
+            if num_left:
+                raise ItemNotFound(f"{content.file.id} was deleted while it was sent", "file_id")
+            await outbox.in_time(response.write_eof())
+        except Exception:  # no other bytes may stand for those that do not come
+            if request.transport is not None:
+                request.transport.abort()
+            raise
         return response
 
     return handle
