@@ -12,6 +12,7 @@ from pdserve.measured.perf_model import PerfModel
 from pdserve.rules.batch import SAFETY
 from pdserve.shared.clock import Clock
 
+UNPROMISED: Final = 2.0  # times its step alone that a request without a promise bears in a batch
 MADE_UP_WITHIN: Final = 0.25  # of a stream's remaining tokens: they make up for a stall
 
 
@@ -37,13 +38,19 @@ class Pace:
         something else slows the node down, the cap grows with the slowdown, so that batches stay as
         they would be without it: the slowdown may pass, but the stream could not make up for whole
         prompt chunks in its steps.
+
+        Without a promise it is never less than `UNPROMISED`: where a step alone takes nearly the
+        default, all would wait for each other, one by one, to be hardly faster.
         """
         promised_s = tpot_s(request, self._default_tpot_s)
         alone_s = self.perf.decode_s(1, request.num_tokens)
+        least_s = UNPROMISED * alone_s if request.targets.tpot_s == inf else 0.0
         if alone_s <= promised_s:
-            return SAFETY * promised_s
+            return max(SAFETY * promised_s, least_s)
         slowdown = max(self.perf.decode_ratio, 1.0)
-        return SAFETY * promised_s * slowdown if alone_s <= promised_s * slowdown else inf
+        if alone_s <= promised_s * slowdown:
+            return max(SAFETY * promised_s * slowdown, least_s)
+        return inf
 
     def tightest_s(self, requests: Iterable[Request]) -> float:
         """Return the longest that a step of all these requests should take; infinity for none."""

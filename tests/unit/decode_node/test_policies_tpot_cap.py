@@ -52,11 +52,25 @@ def test_what_is_on_its_way_here_counts_as_a_member() -> None:
 
 def test_without_promises_the_default_is_aimed_at() -> None:
     batch = Batch()
-    for _ in range(8):
+    for _ in range(26):
         batch.decoding()
     newcomer = batch.waiting(3)
-    assert tpot_cap(batch, default_tpot_s=0.020).has_place(batch.queues.streams, newcomer)
-    assert not tpot_cap(batch, default_tpot_s=0.019).has_place(batch.queues.streams, newcomer)
+    assert tpot_cap(batch, default_tpot_s=0.040).has_place(batch.queues.streams, newcomer)
+    assert not tpot_cap(batch, default_tpot_s=0.039).has_place(batch.queues.streams, newcomer)
+
+
+@pytest.mark.parametrize("default_tpot_s", [0.010, 0.015, 0.020])
+def test_without_promises_a_step_may_take_twice_as_long_as_alone(default_tpot_s: float) -> None:
+    """Else a node whose steps take nearly the default would serve one stream at a time."""
+    batch = Batch()
+    for _ in range(10):
+        batch.decoding()
+    newcomer, policy = batch.waiting(3), tpot_cap(batch, default_tpot_s=default_tpot_s)
+    assert policy.has_place(batch.queues.streams, newcomer), "20 ms, where one has 10"
+    batch.decoding()
+    assert not policy.has_place(batch.queues.streams, newcomer)
+    batch.decoding(tpot_s=0.012)
+    assert not policy.has_place(batch.queues.streams[-1:], newcomer), "a promise is kept"
 
 
 def test_a_request_alone_always_may() -> None:
