@@ -56,7 +56,9 @@ async def list_batches(runner: BatchRunner, question: Question) -> web.Response:
     after = query.get("after")
     behind = None if after is None else await runner.batches.get(owner, after, "batch")
     found = await runner.batches.page(owner, "batch", behind=behind, limit=limit + 1)
-    shown = [await _shown(runner, batch) for batch in found[:limit]]
+    listed = found[:limit]
+    counts = await runner.batches.counts(*listed)
+    shown = [batch_shown(batch, of) for batch, of in zip(listed, counts, strict=True)]
     return json_answer(
         BatchList(
             data=shown,
@@ -87,4 +89,5 @@ async def _asked(runner: BatchRunner, question: Question) -> Batch:
 
 
 async def _shown(runner: BatchRunner, batch: Batch) -> BatchShown:
-    return batch_shown(batch, await runner.batches.counts(batch))
+    (counts,) = await runner.batches.counts(batch)
+    return batch_shown(batch, counts)

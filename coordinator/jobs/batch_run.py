@@ -21,7 +21,6 @@ from coordinator.jobs.line_run import run_line
 from coordinator.jobs.lines import LineReader
 from coordinator.jobs.output import add_used, answered, shown
 from coordinator.jobs.places import LinePlace, LinePlaces
-from coordinator.jobs.storage import tables
 from coordinator.jobs.storage.batches import (
     Batch,
     Batches,
@@ -103,7 +102,7 @@ class BatchRun:
         try:
             file = await self._files.get(batch.owner, file_id)
             await self._files.check_room(batch.owner, file.num_bytes)  # its lines are stored, too
-            async for lines in reader.read(self._files.read(file_id)):
+            async for lines in reader.read(self._files.read(batch.owner, file_id)):
                 if not await self._batches.add_lines(batch, self._holder, lines):
                     return False
             await self._files.get(batch.owner, file_id)  # else it was not read to its end
@@ -114,7 +113,8 @@ class BatchRun:
         now = int(time())
         if reader.faults:
             batch.document.faults, batch.document.ended_at = reader.faults, now
-            await self._go_on("failed", (tables.DROP_LINES, batch.id))
+            if await self._go_on("failed"):
+                await self._batches.drop_lines(batch)
             return False
         batch.document.total, batch.document.in_progress_at = reader.num_lines, now
         return await self._go_on("in_progress")
@@ -175,7 +175,7 @@ class BatchRun:
         state, text = answered(batch, line, answer)
         while True:
             try:
-                return await self._batches.answer(batch.id, line, state, text)
+                return await self._batches.answer(batch, line, state, text)
             except StoreUnavailable:
                 await self._store_answers()
 
@@ -184,15 +184,12 @@ class BatchRun:
     async def _finalize(self) -> None:
         batch, document = self.batch, self.batch.document
         is_cancelled = batch.status == "cancelling"
-        counts = await self._batches.counts(batch)
-        if counts.get(LineState.LEFT) and not self._is_over:
-            _log.error("%d lines of batch %s have no answer", counts[LineState.LEFT], batch.id)
+        if not self._is_over and await self._batches.left(batch, None, 1):
+            _log.error("lines of batch %s have no answer", batch.id)
             return
-        if counts.get(LineState.LEFT):
-            undone = LineState.CANCELED if is_cancelled else LineState.EXPIRED
-            await self._batches.end_lines(batch, undone)
+        undone = LineState.CANCELED if is_cancelled else LineState.EXPIRED
         document.used = TokensUsed()
-        document.counts = counts = await self._batches.counts(batch)
+        document.counts = counts = await self._batches.end_lines(batch, undone)
         document.total = sum(counts.values())
         if not is_cancelled:
             document.finalizing_at = int(time())
@@ -201,16 +198,17 @@ class BatchRun:
         document.ended_at = int(time())
         end: Status = "expired" if counts.get(LineState.EXPIRED) else "completed"
         batch.status = "cancelled" if is_cancelled else end
-        further: list[Step] = [*steps, (tables.DROP_LINES, batch.id)]
-        if not await self._batches.go_on(batch, self._holder, *further):
+        if not await self._batches.go_on(batch, self._holder, *steps):
             _log.info("batch %s is another coordinator's now", batch.id)
+            return
+        await self._batches.drop_lines(batch)
 
     async def _write_files(self) -> list[Step]:
         """Write what each line came to; return the steps that make files of it."""
         batch, document = self.batch, self.batch.document
         is_one = batch.kind == "messages"
-        output = self._files.begin()
-        errors = output if is_one else self._files.begin()
+        output = self._files.begin(batch.owner)
+        errors = output if is_one else self._files.begin(batch.owner)
         behind = -1
         while lines := await self._batches.answered(batch, behind, _WRITTEN):
             for line in lines:
@@ -230,7 +228,7 @@ class BatchRun:
     async def _file(self, upload: Upload, what: str) -> Step:
         await upload.last()
         name, keep_s = f"{self.batch.id}_{what}.jsonl", self.batch.document.output_keep_s
-        return put_file(upload, self.batch.owner, name, "batch_output", keep_s)
+        return put_file(upload, name, "batch_output", keep_s)
 
     async def _go_on(self, status: Status, *further: Step) -> bool:
         """Write the next status; returns False if the batch is to be cancelled instead."""

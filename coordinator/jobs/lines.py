@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 
 from coordinator.api.read.json_text import JsonReader
-from coordinator.jobs.storage.batches import Line, LineFault
+from coordinator.jobs.storage.batches import PIECE, Line, LineFault
 from pdserve.shared.errors import InvalidRequest
 
 MAX_LINES = 50_000
 MAX_FAULTS = 100  # told of one file
 MAX_ID_CHARS = 512
 _MAX_EMPTY = MAX_LINES  # empty ones besides
-_AT_A_TIME = 256  # lines in a turn of the event loop, or the database, which others want, too
 _PREFIX_BYTES = 512
 _NOT_YOURS = ("slo_class", "priority")  # lines run in the lowest class of their tenant's
 _FIRST = ("system", "instructions", "tools")  # what prompts begin with, and then
@@ -89,7 +88,7 @@ class LineReader:
                 break
             if (line := self._line(text)) is not None:
                 lines.append(line)
-            if self._number % _AT_A_TIME == 0:
+            if self._number % PIECE == 0:  # a turn of the event loop, which others want, too
                 if lines:
                     yield lines
                     lines = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from secrets import token_hex
 from time import time
@@ -24,7 +25,7 @@ from coordinator.jobs.message_objects import (
     message_batch,
 )
 from coordinator.jobs.runner import BatchRunner
-from coordinator.jobs.storage.batches import Batch, BatchDocument, Line
+from coordinator.jobs.storage.batches import PIECE, Batch, BatchDocument, Line
 from coordinator.stateful.pages import whole_number
 from pdserve.shared.errors import InvalidRequest, ItemNotFound
 
@@ -37,16 +38,21 @@ async def create_batch(runner: BatchRunner, question: Question) -> web.Response:
     trace = question.trace
     callers.begin(question.context, trace)
     body = await question.body(MessageBatchRequest)
-    lines = _lines(body.requests)
-    await runner.files.check_room(trace.owner, sum(len(line.body) for line in lines))
+    lines = await _lines(body.requests)
+    num_bytes = sum(len(line.body) for line in lines)
     key_id = "" if trace.caller is None else trace.caller.key_id
     now = int(time())
     document = BatchDocument(endpoint=MESSAGES, key_id=key_id, total=len(lines), in_progress_at=now)
     batch_id = f"msgbatch_{token_hex(12)}"
     batch = Batch(batch_id, trace.owner, "messages", "in_progress", now, now + WINDOW_S, document)
-    await runner.batches.add(batch, lines)
+    await runner.files.check_room(trace.owner, 0)
+    await runner.files.arrive(trace.owner, num_bytes)
+    try:
+        await runner.batches.add(batch, lines)
+    finally:
+        runner.files.arrived(trace.owner, num_bytes)
     runner.look_now()
-    return json_answer(await _shown(runner, question, batch))
+    return await _answer(runner, question, batch)
 
 
 async def list_batches(runner: BatchRunner, question: Question) -> web.Response:
@@ -62,7 +68,7 @@ async def list_batches(runner: BatchRunner, question: Question) -> web.Response:
         limit=limit + 1,
         newest_first=before is None,
     )
-    shown = [await _shown(runner, question, batch) for batch in found[:limit]]
+    shown = await _shown(runner, question, *found[:limit])
     if before is not None:
         shown.reverse()
     page = MessageBatchPage(
@@ -76,7 +82,7 @@ async def list_batches(runner: BatchRunner, question: Question) -> web.Response:
 
 async def get_batch(runner: BatchRunner, question: Question) -> web.Response:
     """GET /v1/messages/batches/{id}: describe a batch, and count its requests."""
-    return json_answer(await _shown(runner, question, await _asked(runner, question)))
+    return await _answer(runner, question, await _asked(runner, question))
 
 
 async def cancel_batch(runner: BatchRunner, question: Question) -> web.Response:
@@ -84,7 +90,7 @@ async def cancel_batch(runner: BatchRunner, question: Question) -> web.Response:
     batch = await _asked(runner, question)
     cancelled = await runner.batches.cancel(batch)
     runner.look_now()
-    return json_answer(await _shown(runner, question, cancelled or await _asked(runner, question)))
+    return await _answer(runner, question, cancelled or await _asked(runner, question))
 
 
 async def delete_batch(runner: BatchRunner, question: Question) -> web.Response:
@@ -108,7 +114,7 @@ async def get_results(runner: BatchRunner, question: Question) -> Content:
     return Content(file, "application/x-jsonl")
 
 
-def _lines(requests: list[BatchedMessage]) -> list[Line]:
+async def _lines(requests: list[BatchedMessage]) -> list[Line]:
     known: set[str] = set()
     lines: list[Line] = []
     for i, one in enumerate(requests):
@@ -118,6 +124,8 @@ def _lines(requests: list[BatchedMessage]) -> list[Line]:
         except Faulty as fault:
             where = f"requests[{i}]"
             raise InvalidRequest(f"{where}: {fault.message}", where) from fault
+        if i % PIECE == 0:
+            await asyncio.sleep(0)  # others want the event loop, too
     return lines
 
 
@@ -125,6 +133,15 @@ async def _asked(runner: BatchRunner, question: Question) -> Batch:
     return await runner.batches.get(question.trace.owner, question.names["batch"], "messages")
 
 
-async def _shown(runner: BatchRunner, question: Question, batch: Batch) -> MessageBatch:
-    url = f"{question.server}{BATCHES}/{batch.id}/results"
-    return message_batch(batch, await runner.batches.counts(batch), url)
+async def _shown(runner: BatchRunner, question: Question, *batches: Batch) -> list[MessageBatch]:
+    where = f"{question.server}{BATCHES}"
+    counts = await runner.batches.counts(*batches)
+    return [
+        message_batch(batch, of, f"{where}/{batch.id}/results")
+        for batch, of in zip(batches, counts, strict=True)
+    ]
+
+
+async def _answer(runner: BatchRunner, question: Question, batch: Batch) -> web.Response:
+    (shown,) = await _shown(runner, question, batch)
+    return json_answer(shown)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from time import time
@@ -18,6 +19,7 @@ from pdserve.shared.errors import ItemNotFound
 
 Kind = Literal["batch", "messages"]  # OpenAI's or Anthropic's
 Status = Literal[
+    "arriving",  # nobody sees it, nor runs it
     "validating",
     "in_progress",
     "finalizing",
@@ -28,6 +30,8 @@ Status = Literal[
     "cancelled",
 ]
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+PIECE = 256  # lines of a transaction: others' wait for its end
+_LOST_S = 2 * 3600  # batches that arrive are older than any request takes
 MAX_RUNNING = 4  # batches of a tenant at a time; the others wait in the order of their creation
 
 
@@ -126,17 +130,30 @@ class Batches:
     # ---- for tenants ---------------------------------------------------------------------------
 
     async def add(self, batch: Batch, lines: Sequence[Line] = ()) -> None:
-        """Have a new batch, which begins with these lines."""
+        """Have a new batch, which begins with these lines: with all of them, or it is not there."""
+        status, batch.status = batch.status, "arriving" if lines else batch.status
         packed = msgspec.msgpack.encode(batch.document)
         row = (batch.id, batch.owner, batch.kind, batch.status)
         put: Step = (tables.PUT_BATCH, *row, batch.created_at, batch.deadline_at, packed)
-        await self._database.run(put, *(_put_line(batch.id, line) for line in lines))
+        await self._database.run(put, owner=batch.owner)
+        if not lines:
+            return
+        try:
+            for first in range(0, len(lines), PIECE):
+                steps = _put_lines(batch, lines[first : first + PIECE])
+                await self._database.run(*steps, owner=batch.owner)
+            await self._database.run((tables.ARRIVES, status, batch.id), owner=batch.owner)
+        except BaseException:  # cancelled, too: who has asked for it does not know it
+            await asyncio.shield(self.delete(batch))
+            raise
+        batch.status = status
 
     async def get(self, owner: str, batch_id: str, kind: Kind) -> Batch:
         """Return a batch. Raises ItemNotFound."""
         rows: Sequence[Row] = ()
         if may_be_id(batch_id):
-            (rows,) = await self._database.run((tables.GET_BATCH, owner, batch_id, kind))
+            step = (tables.GET_BATCH, owner, batch_id, kind)
+            (rows,) = await self._database.run(step, owner=owner)
         if not rows:
             raise ItemNotFound(f"there is no batch {batch_id[:128]!r}", "batch_id")
         return _batch(rows[0])
@@ -147,29 +164,38 @@ class Batches:
         """Return up to `limit` batches behind one of them, the newest first, or the oldest."""
         end = 1 << 62 if newest_first else -1
         at, last = (end, "") if behind is None else (behind.created_at, behind.id)
-        sql = tables.page("pdserve_batches", newest_first=newest_first, filters="AND kind = ?")
-        (rows,) = await self._database.run((sql, owner, kind, at, at, last, limit))
+        filters = f"AND kind = ? {tables.IS_WHOLE}"
+        sql = tables.page("pdserve_batches", newest_first=newest_first, filters=filters)
+        (rows,) = await self._database.run((sql, owner, kind, at, at, last, limit), owner=owner)
         return [_batch(row) for row in rows]
 
     async def cancel(self, batch: Batch) -> Batch | None:
         """Have a batch end early; None: it has ended, or is about to."""
         batch.document.cancelling_at = int(time())
         packed = msgspec.msgpack.encode(batch.document)
-        (rows,) = await self._database.run((tables.CANCEL, packed, batch.owner, batch.id))
+        step = (tables.CANCEL, packed, batch.owner, batch.id)
+        (rows,) = await self._database.run(step, owner=batch.owner)
         return _batch(rows[0]) if rows else None
 
     async def delete(self, batch: Batch) -> None:
         """Delete a batch that has ended, with its lines; not its files."""
-        await self._database.run(
-            (tables.DROP_BATCH, batch.owner, batch.id), (tables.DROP_LINES, batch.id)
-        )
+        await self._database.run((tables.DROP_BATCH, batch.owner, batch.id), owner=batch.owner)
+        await self._drop_lines(batch.id, batch.owner)
 
-    async def counts(self, batch: Batch) -> dict[int, int]:
-        """Return the number of lines in each state."""
-        if batch.has_ended:
-            return batch.document.counts
-        (rows,) = await self._database.run((tables.COUNTS, batch.id))
-        return {int(state): int(number) for state, number in rows}
+    async def counts(self, *batches: Batch) -> list[dict[int, int]]:
+        """Return the number of lines in each state, of batches of one tenant's."""
+        running = [batch for batch in batches if not batch.has_ended]
+        found: Iterable[list[Row]] = ()
+        if running:
+            steps = [(tables.TALLY, batch.id) for batch in running]
+            found = await self._database.run(*steps, owner=running[0].owner)
+        tallies: dict[str, dict[int, int]] = {
+            batch.id: dict(rows) for batch, rows in zip(running, found, strict=True)
+        }
+        for tally in tallies.values():  # of state 0 are all that have come to no other
+            num_left = tally.pop(LineState.LEFT, 0) - sum(tally.values())
+            tally |= {LineState.LEFT: num_left} if num_left else {}
+        return [tallies.get(batch.id, batch.document.counts) for batch in batches]
 
     # ---- for their holder ----------------------------------------------------------------------
 
@@ -197,60 +223,98 @@ class Batches:
         """
         packed = msgspec.msgpack.encode(batch.document)
         given = (batch.status, packed, batch.id, holder, batch.status)
-        rows, *_ = await self._database.run((tables.GO_ON, *given), *further, is_guarded=True)
+        steps = ((tables.GO_ON, *given), *further)
+        rows, *_ = await self._database.run(*steps, is_guarded=True, owner=batch.owner)
         return bool(rows)
 
     async def forget_lines(self, batch: Batch, holder: str) -> bool:
         """Delete the lines of a batch that is to be read again; False: it is another's now."""
-        return await self._read(batch, holder, (tables.DROP_LINES, batch.id))
+        while True:
+            rows, *dropped = await self._read(batch, holder, _drop_some(batch.id))
+            if not rows:
+                return False
+            if not dropped[0]:
+                break
+        return bool((await self._read(batch, holder, (tables.DROP_TALLY, batch.id)))[0])
 
     async def add_lines(self, batch: Batch, holder: str, lines: Sequence[Line]) -> bool:
         """Add lines to a batch that is being read; False: it is another's now."""
-        return await self._read(batch, holder, *(_put_line(batch.id, line) for line in lines))
+        return bool((await self._read(batch, holder, *_put_lines(batch, lines)))[0])
 
-    async def _read(self, batch: Batch, holder: str, *steps: Step) -> bool:
+    async def _read(self, batch: Batch, holder: str, *steps: Step) -> list[list[Row]]:
         reads: Step = (tables.READS, batch.id, holder)
-        rows, *_ = await self._database.run(reads, *steps, is_guarded=True)
-        return bool(rows)
+        return await self._database.run(reads, *steps, is_guarded=True, owner=batch.owner)
 
     async def left(self, batch: Batch, behind: Line | None, limit: int) -> list[Line]:
         """Return lines without an answer, and without their bodies; those that begin alike stand
         together.
         """
         prefix, number = (b"", -1) if behind is None else (behind.prefix, behind.number)
-        (rows,) = await self._database.run((tables.LEFT, batch.id, prefix, prefix, number, limit))
+        step = (tables.LEFT, batch.id, prefix, number, limit)
+        (rows,) = await self._database.run(step, owner=batch.owner)
         return [Line(number, custom_id, bytes(begin), b"") for number, custom_id, begin in rows]
 
     async def body(self, batch: Batch, line: Line) -> bytes:
         """Return the request of a line that has no answer."""
-        (rows,) = await self._database.run((tables.BODY, batch.id, line.number))
+        step = (tables.BODY, batch.id, line.number)
+        (rows,) = await self._database.run(step, owner=batch.owner)
         return bytes(rows[0][0]) if rows else b""
 
-    async def answer(self, batch_id: str, line: Line, state: LineState, answer: bytes) -> None:
+    async def answer(self, batch: Batch, line: Line, state: LineState, answer: bytes) -> None:
         """Write a line's answer with its mark, unless it has one."""
-        step = (tables.ANSWER, int(state), answer, b"", batch_id, line.number)
-        await self._database.run(step)
+        step = (tables.ANSWER, int(state), answer, b"", batch.id, line.number)
+        counted = (tables.ADD_TO_TALLY, batch.id, int(state), 1, len(answer))
+        await self._database.run(step, counted, is_guarded=True, owner=batch.owner)
 
-    async def end_lines(self, batch: Batch, state: LineState) -> None:
-        """Mark all lines that have no answer."""
-        await self._database.run((tables.END_LINES, int(state), b"", batch.id))
+    async def end_lines(self, batch: Batch, state: LineState) -> dict[int, int]:
+        """Mark all lines that have no answer; return the number of lines in each state."""
+        some = (tables.END_LINES, int(state), b"", batch.id, batch.id, PIECE)
+        while (await self._database.run(some, owner=batch.owner))[0]:
+            pass
+        (rows,) = await self._database.run((tables.COUNTS, batch.id), owner=batch.owner)
+        return {int(state): int(number) for state, number in rows}
+
+    async def drop_lines(self, batch: Batch) -> None:
+        """Delete the lines of a batch that has ended."""
+        await self._drop_lines(batch.id, batch.owner)
 
     async def answered(self, batch: Batch, behind: int, limit: int) -> list[AnsweredLine]:
         """Return lines with answers behind the one of a number, in the order of their numbers."""
-        (rows,) = await self._database.run((tables.ANSWERED, batch.id, behind, limit))
+        step = (tables.ANSWERED, batch.id, behind, limit)
+        (rows,) = await self._database.run(step, owner=batch.owner)
         return [AnsweredLine(n, i, LineState(state), bytes(told)) for n, i, state, told in rows]
 
     async def drop_old(self, before_s: int) -> None:
-        """Delete batches of before a time."""
-        (rows,) = await self._database.run((tables.OLD_BATCHES, before_s))
+        """Delete batches of before a time, and what was left when coordinators were killed."""
+        lost_s = int(time()) - _LOST_S
+        rows, _, left_over = await self._database.run(
+            (tables.OLD_BATCHES, before_s),
+            (tables.DROP_ARRIVING, lost_s),
+            (tables.LEFT_OVER, lost_s),
+        )
         for batch in map(_batch, rows):
             if batch.has_ended:
                 await self.delete(batch)
+        for (batch_id,) in left_over:
+            await self._drop_lines(batch_id, "")
+
+    async def _drop_lines(self, batch_id: str, owner: str) -> None:
+        while (await self._database.run(_drop_some(batch_id), owner=owner))[0]:
+            pass
+        await self._database.run((tables.DROP_TALLY, batch_id), owner=owner)
 
 
-def _put_line(batch_id: str, line: Line) -> Step:
-    row = (batch_id, line.number, line.custom_id, line.prefix, line.body, b"")
-    return (tables.PUT_LINE, *row)
+def _put_lines(batch: Batch, lines: Sequence[Line]) -> list[Step]:
+    steps: list[Step] = []
+    for line in lines:
+        row = (batch.id, line.number, line.custom_id, line.prefix, line.body, b"")
+        steps.append((tables.PUT_LINE, *row))
+    num_bytes = sum(len(line.body) for line in lines)
+    return [*steps, (tables.ADD_TO_TALLY, batch.id, int(LineState.LEFT), len(lines), num_bytes)]
+
+
+def _drop_some(batch_id: str) -> Step:
+    return (tables.DROP_LINES, batch_id, batch_id, PIECE)
 
 
 def _batch(row: Row) -> Batch:

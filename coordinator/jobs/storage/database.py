@@ -1,5 +1,7 @@
 """A database as jobs use it: a few statements at a time, each time one transaction.
 
+Tenants have turns at it, and no transaction is long: what one has to be done delays that of another
+by one transaction of each tenant at most.
 Statements have `?` for parameters. {NOW} is the database's own time in seconds since 1970, so that
 leases of several coordinators need no common clock; {BLOB} is the type of bytes.
 """
@@ -11,14 +13,16 @@ import logging
 import os
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from coordinator.stateful.storage.shared.link import DatabaseLink
+from coordinator.stateful.storage.shared.link import DEADLINE_S, MAX_CONNECTIONS, DatabaseLink
 from pdserve.shared.errors import StoreUnavailable
+from pdserve.shared.fair_share import Turns
 from pdserve.shared.process.may_pass import config_error, has_no_room
 
 _log = logging.getLogger(__name__)
@@ -43,10 +47,11 @@ class Database(Protocol):
     is_shared: bool  # other coordinators may use it meanwhile
     max_bytes: int  # of files and lines, of all tenants; one has at most half of it
 
-    async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
-        """Run the steps as one transaction; return the rows of each.
+    async def run(self, *steps: Step, is_guarded: bool = False, owner: str = "") -> list[list[Row]]:
+        """Run the steps as one transaction, when it is their owner's turn; return the rows of each.
 
-        If it `is_guarded` and the first step has no row, the others are not run.
+        If it `is_guarded` and the first step has no row, the others are not run. Without an `owner`
+        they are the coordinator's own.
 
         Raises StoreUnavailable.
         """
@@ -67,6 +72,7 @@ class SqliteDatabase:
         self._schema: Sequence[str] = schema  # empty once it is made
         self.max_bytes = MAX_MEMORY_BYTES if path is None else MAX_BYTES
         self._thread = ThreadPoolExecutor(1, "jobs")
+        self._turns = Turns()
         try:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -83,11 +89,12 @@ class SqliteDatabase:
                 raise config_error(f"cannot keep batches in {path}: {error}", error) from error
             _log.error("batches cannot be kept now: %s: %s", path, error)
 
-    async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+    async def run(self, *steps: Step, is_guarded: bool = False, owner: str = "") -> list[list[Row]]:
         """See Database."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, self._run, steps, is_guarded)
+            async with self._turns.of(owner):
+                return await loop.run_in_executor(self._thread, self._run, steps, is_guarded)
         except (sqlite3.Error, RuntimeError) as error:
             raise StoreUnavailable(f"batches cannot be kept now: {error}") from error
 
@@ -126,14 +133,15 @@ class PostgresDatabase:
     def __init__(self, url: str, schema: Sequence[str]) -> None:
         """Raises ConfigError: the URL is wrong."""
         self._link = DatabaseLink(url)
+        self._turns = Turns(MAX_CONNECTIONS)
         self._schema: Sequence[str] = schema  # empty once it is made
         self._making = asyncio.Lock()
 
-    async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+    async def run(self, *steps: Step, is_guarded: bool = False, owner: str = "") -> list[list[Row]]:
         """See Database."""
         await self._make()
         found: list[list[Row]] = []
-        async with self._link.transaction() as connection:
+        async with self._turn(owner), self._link.transaction() as connection:
             for sql, *given in steps:
                 rows = await connection.fetch(_of_postgres(sql), *given)
                 found.append([tuple(row) for row in rows])
@@ -144,6 +152,18 @@ class PostgresDatabase:
     async def close(self) -> None:
         """See Database."""
         await self._link.close()
+
+    @asynccontextmanager
+    async def _turn(self, owner: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await self._turns.take(owner)
+        except TimeoutError as error:
+            raise StoreUnavailable("the database of batches is too slow now") from error
+        try:
+            yield
+        finally:
+            self._turns.pass_on()
 
     async def _make(self) -> None:
         async with self._making:

@@ -35,7 +35,8 @@ class StoredFile:
 class Upload:
     """A file that is being written; nobody can read it before `done`."""
 
-    def __init__(self, database: Database, file_id: str) -> None:
+    def __init__(self, database: Database, owner: str, file_id: str) -> None:
+        self.owner = owner
         self.file_id = file_id
         self.num_bytes = 0
         self._database = database
@@ -64,11 +65,11 @@ class Upload:
     async def drop(self) -> None:
         """Delete what was written."""
         # One more: it was being written when this was cancelled.
-        await _drop_chunks(self._database, self.file_id, self._num_chunks + 1)
+        await _drop_chunks(self._database, self.owner, self.file_id, self._num_chunks + 1)
 
     async def _put(self, chunk: bytes) -> None:
         step = (tables.PUT_CHUNK, self.file_id, self._num_chunks, int(time()), chunk)
-        await self._database.run(step)
+        await self._database.run(step, owner=self.owner)
         self._num_chunks += 1
 
 
@@ -81,9 +82,9 @@ class Files:
         self._left: dict[str, int] = {}  # room of these tenants, as it was last looked at
         self._left_in_all = 0
 
-    def begin(self) -> Upload:
+    def begin(self, owner: str) -> Upload:
         """Begin a file."""
-        return Upload(self._database, f"file-{token_hex(12)}")
+        return Upload(self._database, owner, f"file-{token_hex(12)}")
 
     async def check_room(self, owner: str, num_bytes: int) -> tuple[int, int]:
         """Return the bytes that a tenant has left behind so many more, and all tenants have.
@@ -92,7 +93,7 @@ class Files:
         """
         of_owner = owner, int(time()), owner
         (((own, entries, stored),),) = await self._database.run(
-            (tables.STORED, *of_owner, *of_owner)
+            (tables.STORED, *of_owner, *of_owner), owner=owner
         )
         most = self._database.max_bytes
         own += self._arriving[owner] + num_bytes
@@ -122,17 +123,18 @@ class Files:
             del self._arriving[owner]
             self._left.pop(owner, None)
 
-    async def done(self, upload: Upload, owner: str, name: str, purpose: str, keep_s: int) -> None:
+    async def done(self, upload: Upload, name: str, purpose: str, keep_s: int) -> None:
         """Have a file that is written completely. Raises InvalidRequest or StoreUnavailable."""
-        await self.check_room(owner, 0)  # its bytes are among those that arrive
+        await self.check_room(upload.owner, 0)  # its bytes are among those that arrive
         await upload.last()
-        await self._database.run(put_file(upload, owner, name, purpose, keep_s))
+        await self._database.run(put_file(upload, name, purpose, keep_s), owner=upload.owner)
 
     async def get(self, owner: str, file_id: str) -> StoredFile:
         """Return a file's row. Raises ItemNotFound."""
         rows: Sequence[Row] = ()
         if may_be_id(file_id):
-            (rows,) = await self._database.run((tables.GET_FILE, owner, file_id, int(time())))
+            step = (tables.GET_FILE, owner, file_id, int(time()))
+            (rows,) = await self._database.run(step, owner=owner)
         if not rows:
             raise ItemNotFound(f"there is no file {file_id[:128]!r}", "file_id")
         return StoredFile(*rows[0])
@@ -146,24 +148,24 @@ class Files:
         filters = "AND expires_at > ? AND purpose = ?" if purpose else "AND expires_at > ?"
         sql = tables.page("pdserve_files", newest_first=newest_first, filters=filters)
         given = [int(time()), purpose] if purpose else [int(time())]
-        (rows,) = await self._database.run((sql, owner, *given, at, at, last, limit))
+        (rows,) = await self._database.run((sql, owner, *given, at, at, last, limit), owner=owner)
         return [StoredFile(*row) for row in rows]
 
     async def delete(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises ItemNotFound."""
         rows: Sequence[Row] = ()
         if may_be_id(file_id):
-            (rows,) = await self._database.run((tables.DROP_FILE, owner, file_id))
+            (rows,) = await self._database.run((tables.DROP_FILE, owner, file_id), owner=owner)
         if not rows:
             raise ItemNotFound(f"there is no file {file_id[:128]!r}", "file_id")
         num_chunks = -(-int(rows[0][0]) // CHUNK_BYTES)
-        await asyncio.shield(_drop_chunks(self._database, file_id, num_chunks))
+        await asyncio.shield(_drop_chunks(self._database, owner, file_id, num_chunks))
 
-    async def read(self, file_id: str) -> AsyncIterator[bytes]:
+    async def read(self, owner: str, file_id: str) -> AsyncIterator[bytes]:
         """Yield the bytes of a file, chunk by chunk."""
         number = 0
         while True:
-            (rows,) = await self._database.run((tables.GET_CHUNK, file_id, number))
+            (rows,) = await self._database.run((tables.GET_CHUNK, file_id, number), owner=owner)
             if not rows:
                 return
             yield bytes(rows[0][0])
@@ -182,14 +184,14 @@ class Files:
             await self._database.run((tables.DROP_CHUNK, file_id, number))
 
 
-async def _drop_chunks(database: Database, file_id: str, num_chunks: int) -> None:
+async def _drop_chunks(database: Database, owner: str, file_id: str, num_chunks: int) -> None:
     """Delete a file's bytes, chunk by chunk: a database is busy with many of them for seconds."""
     for number in range(num_chunks):
-        await database.run((tables.DROP_CHUNK, file_id, number))
+        await database.run((tables.DROP_CHUNK, file_id, number), owner=owner)
 
 
-def put_file(upload: Upload, owner: str, name: str, purpose: str, keep_s: int) -> Step:
+def put_file(upload: Upload, name: str, purpose: str, keep_s: int) -> Step:
     """Return the step that makes a file of an upload."""
     now = int(time())
-    row = (upload.file_id, owner, name, purpose, upload.num_bytes, now, now + keep_s)
+    row = (upload.file_id, upload.owner, name, purpose, upload.num_bytes, now, now + keep_s)
     return (tables.PUT_FILE, *row)

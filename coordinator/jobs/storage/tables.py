@@ -29,6 +29,15 @@ SCHEMA: Final = (
     "CREATE UNIQUE INDEX IF NOT EXISTS pdserve_line_ids ON pdserve_lines (batch, custom_id)",
     """CREATE INDEX IF NOT EXISTS pdserve_lines_left
         ON pdserve_lines (batch, state, prefix, number)""",
+    # Of a batch that has lines: in state 0 how many there are, and the bytes of their requests; in
+    # others how many have come to it, and the bytes of their answers.
+    """CREATE TABLE IF NOT EXISTS pdserve_tallies (
+        batch text NOT NULL, state bigint NOT NULL, lines bigint NOT NULL, bytes bigint NOT NULL,
+        PRIMARY KEY (batch, state)
+    )""",
+    # Those that are not over, among all that are listed.
+    """CREATE INDEX IF NOT EXISTS pdserve_batches_running ON pdserve_batches (owner, created_at, id)
+        WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling')""",
 )
 
 PUT_CHUNK: Final = "INSERT INTO pdserve_chunks VALUES (?, ?, ?, ?)"
@@ -47,17 +56,20 @@ OLD_FILES: Final = "SELECT owner, id FROM pdserve_files WHERE expires_at <= ? LI
 # expired are no tenant's any more, but they are there until they are deleted.
 STORED: Final = """
 SELECT (SELECT coalesce(sum(bytes), 0) FROM pdserve_files WHERE owner = ? AND expires_at > ?)
-    + (SELECT coalesce(sum(length(body) + length(answer)), 0) FROM pdserve_lines
+    + (SELECT coalesce(sum(bytes), 0) FROM pdserve_tallies
         WHERE batch IN (SELECT id FROM pdserve_batches WHERE owner = ?)),
     (SELECT count(*) FROM pdserve_files WHERE owner = ? AND expires_at > ?)
     + (SELECT count(*) FROM pdserve_batches WHERE owner = ?),
     (SELECT coalesce(sum(bytes), 0) FROM pdserve_files)
-    + (SELECT coalesce(sum(length(body) + length(answer)), 0) FROM pdserve_lines)
+    + (SELECT coalesce(sum(bytes), 0) FROM pdserve_tallies)
 """
 
 _BATCH = "id, owner, kind, status, created_at, deadline_at, document"
 PUT_BATCH: Final = "INSERT INTO pdserve_batches VALUES (?, ?, ?, ?, ?, ?, ?, '', 0)"
-GET_BATCH: Final = f"SELECT {_BATCH} FROM pdserve_batches WHERE owner = ? AND id = ? AND kind = ?"
+IS_WHOLE: Final = "AND status <> 'arriving'"  # else its lines are still being written
+GET_BATCH: Final = f"""
+SELECT {_BATCH} FROM pdserve_batches WHERE owner = ? AND id = ? AND kind = ? {IS_WHOLE}
+"""
 DROP_BATCH: Final = "DELETE FROM pdserve_batches WHERE owner = ? AND id = ?"
 OLD_BATCHES: Final = f"SELECT {_BATCH} FROM pdserve_batches WHERE created_at <= ? LIMIT 16"
 RUNNING: Final = "('validating', 'in_progress', 'finalizing', 'cancelling')"
@@ -69,6 +81,9 @@ WHERE owner = ? AND id = ? AND status IN ('validating', 'in_progress') RETURNING
 GO_ON: Final = f"""
 UPDATE pdserve_batches SET status = ?, document = ?
 WHERE id = ? AND holder = ? AND (status <> 'cancelling' OR ? NOT IN {RUNNING}) RETURNING id
+"""
+ARRIVES: Final = """
+UPDATE pdserve_batches SET status = ? WHERE id = ? AND status = 'arriving' RETURNING id
 """
 # By its holder, who reads its file; the row is locked against another claim meanwhile.
 READS: Final = """
@@ -94,20 +109,41 @@ RELEASE: Final = "UPDATE pdserve_batches SET held_until = 0 WHERE holder = ?"
 RELEASE_ALL: Final = "UPDATE pdserve_batches SET held_until = 0"
 
 PUT_LINE: Final = "INSERT INTO pdserve_lines VALUES (?, ?, ?, ?, ?, 0, ?)"
-DROP_LINES: Final = "DELETE FROM pdserve_lines WHERE batch = ?"
+# So many at a time.
+DROP_LINES: Final = """
+DELETE FROM pdserve_lines WHERE batch = ? AND number IN (
+    SELECT number FROM pdserve_lines WHERE batch = ? LIMIT ?
+) RETURNING number
+"""
+DROP_TALLY: Final = "DELETE FROM pdserve_tallies WHERE batch = ?"
+# Batches that have lines, and are over, or arrived in part.
+LEFT_OVER: Final = f"""
+SELECT batch FROM pdserve_tallies WHERE state = 0 AND batch NOT IN (
+    SELECT id FROM pdserve_batches WHERE status IN {RUNNING}
+    OR (status = 'arriving' AND created_at >= ?)
+) LIMIT 16
+"""
+DROP_ARRIVING: Final = "DELETE FROM pdserve_batches WHERE status = 'arriving' AND created_at < ?"
 # An answer is written with its mark, and only the first one.
 ANSWER: Final = """
 UPDATE pdserve_lines SET state = ?, answer = ?, body = ?
-WHERE batch = ? AND number = ? AND state = 0
+WHERE batch = ? AND number = ? AND state = 0 RETURNING number
 """
+ADD_TO_TALLY: Final = """
+INSERT INTO pdserve_tallies VALUES (?, ?, ?, ?) ON CONFLICT (batch, state) DO UPDATE
+SET lines = pdserve_tallies.lines + excluded.lines, bytes = pdserve_tallies.bytes + excluded.bytes
+"""
+TALLY: Final = "SELECT state, lines FROM pdserve_tallies WHERE batch = ?"
 END_LINES: Final = """
-UPDATE pdserve_lines SET state = ?, body = ? WHERE batch = ? AND state = 0
+UPDATE pdserve_lines SET state = ?, body = ? WHERE batch = ? AND number IN (
+    SELECT number FROM pdserve_lines WHERE batch = ? AND state = 0 LIMIT ?
+) RETURNING number
 """
 COUNTS: Final = "SELECT state, count(*) FROM pdserve_lines WHERE batch = ? GROUP BY state"
 BODY: Final = "SELECT body FROM pdserve_lines WHERE batch = ? AND number = ?"
 LEFT: Final = """
 SELECT number, custom_id, prefix FROM pdserve_lines
-WHERE batch = ? AND state = 0 AND (prefix > ? OR (prefix = ? AND number > ?))
+WHERE batch = ? AND state = 0 AND (prefix, number) > (?, ?)
 ORDER BY prefix, number LIMIT ?
 """
 ANSWERED: Final = """

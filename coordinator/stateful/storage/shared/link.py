@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_DEADLINE_S: Final = 5.0  # of one statement, and of getting a connection
-_MAX_CONNECTIONS: Final = 4  # the writer's, and some that read
+DEADLINE_S: Final = 5.0  # of one statement, and of getting a connection
+MAX_CONNECTIONS: Final = 4  # the writer's, and some that read
 
 
 class DatabaseLink:
@@ -49,13 +49,13 @@ class DatabaseLink:
         import asyncpg
 
         try:
-            async with asyncio.timeout(_DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S):
                 pool = await self._opened()
                 connection = await pool.acquire()
             try:
                 yield connection
             finally:
-                await pool.release(connection, timeout=_DEADLINE_S)
+                await pool.release(connection, timeout=DEADLINE_S)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             log.debug("%s: %s", self.name, why)
@@ -78,7 +78,7 @@ class DatabaseLink:
             return
         try:
             listener = await asyncpg.connect(
-                self._url, timeout=_DEADLINE_S, command_timeout=_DEADLINE_S
+                self._url, timeout=DEADLINE_S, command_timeout=DEADLINE_S
             )
             try:
                 await listener.add_listener(tables.CHANNEL, lambda *told: heard(str(told[-1])))
@@ -104,9 +104,9 @@ class DatabaseLink:
                 pool = await asyncpg.create_pool(
                     self._url,
                     min_size=0,
-                    max_size=_MAX_CONNECTIONS,
-                    timeout=_DEADLINE_S,
-                    command_timeout=_DEADLINE_S,
+                    max_size=MAX_CONNECTIONS,
+                    timeout=DEADLINE_S,
+                    command_timeout=DEADLINE_S,
                 )
                 try:
                     await _prepare(pool)

@@ -252,8 +252,8 @@ async def test_a_chunk_has_memory_before_it_is_read(monkeypatch: pytest.MonkeyPa
     """Many slow readers would hold one each, of which the few bytes on their way were counted."""
     read, seen = Files.read, []
 
-    async def reading(files: Files, file_id: str) -> AsyncIterator[bytes]:
-        async for chunk in read(files, file_id):
+    async def reading(files: Files, owner: str, file_id: str) -> AsyncIterator[bytes]:
+        async for chunk in read(files, owner, file_id):
             seen.append(api.server._unread.num_bytes - len(chunk))
             yield chunk
 
@@ -392,11 +392,11 @@ class FullDisk(SqliteDatabase):
 
     num_refused = 0
 
-    async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+    async def run(self, *steps: Step, **how: Any) -> list[list[Row]]:
         if self.num_refused < 3 and any(step[0] == tables.ANSWER for step in steps):
             self.num_refused += 1
             raise StoreUnavailable("the disk is full")
-        return await super().run(*steps, is_guarded=is_guarded)
+        return await super().run(*steps, **how)
 
 
 async def test_an_answer_that_cannot_be_written_is_written_once_the_store_answers() -> None:
@@ -484,8 +484,8 @@ async def test_a_file_that_is_deleted_while_it_is_read_is_no_shorter_one() -> No
     class Deleted(SqliteDatabase):
         """Deletes the file once its first chunk has been read."""
 
-        async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
-            found = await super().run(*steps, is_guarded=is_guarded)
+        async def run(self, *steps: Step, **how: Any) -> list[list[Row]]:
+            found = await super().run(*steps, **how)
             if steps[0][0] == tables.GET_CHUNK:
                 file_id = steps[0][1]
                 row: Step = ("DELETE FROM pdserve_files WHERE id = ?", file_id)
@@ -566,10 +566,10 @@ class CountedDatabase(SqliteDatabase):
 
     num_looks = num_tidied = 0
 
-    async def run(self, *steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+    async def run(self, *steps: Step, **how: Any) -> list[list[Row]]:
         self.num_looks += any(step[0] == tables.CLAIM for step in steps)
         self.num_tidied += any(step[0] == tables.OLD_BATCHES for step in steps)
-        return await super().run(*steps, is_guarded=is_guarded)
+        return await super().run(*steps, **how)
 
 
 async def test_a_database_of_its_own_is_left_alone_while_there_is_no_batch() -> None:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from coordinator.jobs.routes import open_jobs
 from coordinator.jobs.storage import tables
-from coordinator.jobs.storage.batches import Batch, BatchDocument, Batches, Line, LineState
+from coordinator.jobs.storage.batches import (
+    PIECE,
+    Batch,
+    BatchDocument,
+    Batches,
+    Line,
+    LineState,
+)
 from coordinator.jobs.storage.database import Database, Row, Step
 from coordinator.jobs.storage.files import CHUNK_BYTES, Files
 from pdserve.shared.errors import InvalidRequest, ItemNotFound, StoreUnavailable
@@ -54,13 +62,13 @@ async def test_one_coordinator_holds_a_batch_until_its_lease_ends(database: Data
         while not await batches.claim(other, 30.0):
             await asyncio.sleep(0.01)
     held.status = "finalizing"
-    further = (tables.DROP_LINES, held.id)
+    further = (tables.DROP_TALLY, held.id)
     assert not await batches.go_on(held, holder, further), "it was another's by then"
-    assert await batches.counts(held) == {0: 3}, "so nothing else is done"
+    assert await batches.counts(held) == [{0: 3}], "so nothing else is done"
     await batches.release(other)
     assert len(await batches.claim(holder, 30.0)) == 1
     assert await batches.go_on(held, holder, further)
-    assert await batches.counts(held) == {}
+    assert await batches.counts(held) == [{}]
 
 
 async def test_tenants_have_their_oldest_batches_run(database: Database) -> None:
@@ -86,15 +94,15 @@ async def test_a_line_has_the_first_answer_that_is_written(database: Database) -
     assert [one.number for one in await batches.left(batch, left[-1], 9)] == [3]
     await asyncio.gather(
         *(
-            batches.answer(batch.id, LINES[0], LineState.SUCCEEDED, text)
+            batches.answer(batch, LINES[0], LineState.SUCCEEDED, text)
             for text in (b"one", b"two", b"three")
         )
     )
     (answered,) = await batches.answered(batch, -1, 9)
-    await batches.answer(batch.id, LINES[0], LineState.ERRORED, b"late")
+    await batches.answer(batch, LINES[0], LineState.ERRORED, b"late")
     assert await batches.answered(batch, -1, 9) == [answered]
-    await batches.end_lines(batch, LineState.CANCELED)
-    assert await batches.counts(batch) == {1: 1, 3: 2}
+    assert await batches.counts(batch) == [{0: 2, 1: 1}]
+    assert await batches.end_lines(batch, LineState.CANCELED) == {1: 1, 3: 2}
 
 
 async def test_a_batch_that_is_to_be_cancelled_only_ends(database: Database) -> None:
@@ -125,10 +133,83 @@ async def test_only_its_holder_reads_a_batch(database: Database) -> None:
     assert await batches.add_lines(batch, "y", LINES)
     assert not await batches.forget_lines(batch, "frozen"), "it would take them from the other"
     assert not await batches.add_lines(batch, "frozen", [Line(9, "line-9", b"", b"{}")])
-    assert await batches.counts(batch) == {0: 3}
+    assert await batches.counts(batch) == [{0: 3}]
     batch.status = "in_progress"
     assert await batches.go_on(batch, "y")
     assert not await batches.forget_lines(batch, "y")
+
+
+async def test_lines_are_written_marked_and_deleted_some_at_a_time(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To write 20,000 at once keeps a database from all others for seconds."""
+    batches, batch, run, most = Batches(database), some_batch(), database.run, 0
+
+    async def measured(*steps: Step, **how: Any) -> list[list[Row]]:
+        nonlocal most
+        found = await run(*steps, **how)
+        most = max(most, len(steps), *map(len, found))
+        return found
+
+    monkeypatch.setattr(database, "run", measured)
+    await batches.add(batch, [Line(n, f"line-{n}", b"", b"{}") for n in range(600)])
+    assert await batches.counts(batch) == [{0: 600}]
+    await batches.answer(batch, LINES[0], LineState.SUCCEEDED, b"yes")
+    assert await batches.end_lines(batch, LineState.EXPIRED) == {1: 1, 4: 599}
+    await batches.drop_lines(batch)
+    assert await batches.counts(batch) == [{}]
+    assert PIECE < most <= PIECE + 2
+    await database.run(("UPDATE pdserve_batches SET status = 'validating'",))
+    await batches.claim("x", 30.0)
+    await batches.add_lines(batch, "x", LINES)
+    assert await batches.forget_lines(batch, "x")
+    assert await batches.counts(batch) == [{}]
+
+
+async def test_a_batch_of_which_a_part_has_arrived_is_not_there(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches, run, refused = Batches(database), database.run, [tables.ARRIVES, tables.DROP_BATCH]
+
+    async def failing(*steps: Step, **how: Any) -> list[list[Row]]:
+        if steps[0][0] in refused:
+            raise StoreUnavailable("the disk is gone")
+        return await run(*steps, **how)
+
+    monkeypatch.setattr(database, "run", failing)
+    lines = [Line(n, f"line-{n}", b"", b"{}") for n in range(600)]
+    with pytest.raises(StoreUnavailable):
+        await batches.add(some_batch(), lines)
+    with pytest.raises(ItemNotFound):
+        await batches.get("a", "batch_1", "batch")
+    assert await batches.page("a", "batch", behind=None, limit=9) == []
+    assert await batches.claim("x", 30.0) == []
+    young = some_batch(2)
+    refused.clear()
+    await batches.add(young, LINES)
+    await batches.drop_old(0)
+    (rows,) = await database.run(("SELECT DISTINCT batch FROM pdserve_lines",))
+    assert rows == [(young.id,)], "what a killed coordinator leaves is deleted"
+    refused[:] = [tables.ARRIVES]
+    with pytest.raises(StoreUnavailable):
+        await batches.add(some_batch(3), lines)
+    (rows,) = await database.run(("SELECT DISTINCT batch FROM pdserve_lines",))
+    assert rows == [(young.id,)], "and a living one leaves nothing"
+
+
+async def test_tenants_have_turns_at_a_database(database: Database) -> None:
+    batches, order = Batches(database), list[str]()
+    await database.run()  # its tables are there
+
+    async def looks(owner: str) -> None:
+        await batches.page(owner, "batch", behind=None, limit=9)
+        order.append(owner)
+
+    many = [asyncio.create_task(looks("many")) for _ in range(200)]
+    await asyncio.sleep(0)  # all of them ask
+    await looks("few")
+    assert len(order) < 20, "it waits for what runs, and for one more of each tenant"
+    await asyncio.gather(*many)
 
 
 async def test_pages_and_what_is_too_old(database: Database) -> None:
@@ -141,14 +222,14 @@ async def test_pages_and_what_is_too_old(database: Database) -> None:
     back = await batches.page("a", "batch", behind=page[-1], limit=9, newest_first=False)
     assert [batch.created_at for batch in back] == [3, 4]
     for keep_s in (-1, 60):
-        upload = files.begin()
+        upload = files.begin("a")
         await upload.add(b"x" * 10)
-        await files.done(upload, "a", "f", "batch", keep_s)
-    cut_off = files.begin()
+        await files.done(upload, "f", "batch", keep_s)
+    cut_off = files.begin("a")
     await cut_off.add(b"x" * 2**20)
     await files.drop_old()
     (kept,) = await files.page("a", after=None, limit=9, newest_first=True, purpose="batch")
-    assert [chunk async for chunk in files.read(kept.id)] == [b"x" * 10]
+    assert [chunk async for chunk in files.read("a", kept.id)] == [b"x" * 10]
     with pytest.raises(ItemNotFound):
         await files.get("b", kept.id)
     (rows,) = await database.run(("SELECT count(*) FROM pdserve_chunks",))
@@ -158,9 +239,9 @@ async def test_pages_and_what_is_too_old(database: Database) -> None:
 async def test_coordinators_drop_what_is_old_at_the_same_time(database: Database) -> None:
     files = Files(database)
     for _ in range(3):
-        upload = files.begin()
+        upload = files.begin("a")
         await upload.add(b"x" * 10)
-        await files.done(upload, "a", "f", "batch", -1)
+        await files.done(upload, "f", "batch", -1)
     await asyncio.gather(*(Files(database).drop_old() for _ in range(3)))
     (rows,) = await database.run(("SELECT count(*) FROM pdserve_chunks",))
     assert rows == [(0,)]
@@ -172,7 +253,7 @@ async def test_a_full_disk_keeps_no_coordinator_from_starting(tmp_path: Path) ->
         with pytest.raises(StoreUnavailable):
             await Batches(database).add(some_batch(), LINES)
     await Batches(database).add(some_batch(), LINES)
-    assert await Batches(database).counts(some_batch()) == {0: 3}
+    assert await Batches(database).counts(some_batch()) == [{0: 3}]
     await database.close()
 
 
@@ -207,9 +288,9 @@ async def test_files_that_have_expired_take_no_room_of_their_tenant(tmp_path: Pa
     database.max_bytes = 4000
     files = Files(database)
     for name, keep_s in (("old", -1), ("new", 60)):
-        upload = files.begin()
+        upload = files.begin("a")
         await upload.add(b"x" * 1200)
-        await files.done(upload, "a", name, "batch", keep_s)
+        await files.done(upload, name, "batch", keep_s)
     await files.check_room("a", 800)
     with pytest.raises(InvalidRequest, match="2001 bytes would be stored"):
         await files.check_room("a", 801)
@@ -243,20 +324,20 @@ async def test_bytes_are_deleted_chunk_by_chunk(
 ) -> None:
     """To delete 200 MiB at once keeps a database from all others for seconds."""
     files, run, deleted = Files(database), database.run, []
-    kept, upload = files.begin(), files.begin()
+    kept, upload = files.begin("a"), files.begin("a")
     for one in (kept, upload):
         await one.add(b"x" * (2 * CHUNK_BYTES + 17))
-    await files.done(kept, "a", "kept", "batch", 3600)
+    await files.done(kept, "kept", "batch", 3600)
     if is_whole:
-        await files.done(upload, "a", "file", "batch", 3600)
+        await files.done(upload, "file", "batch", 3600)
 
-    async def counted(*steps: Step, is_guarded: bool = False) -> list[list[Row]]:
+    async def counted(*steps: Step, **how: Any) -> list[list[Row]]:
         deleted.append(sum(step[0] == tables.DROP_CHUNK for step in steps))
-        return await run(*steps, is_guarded=is_guarded)
+        return await run(*steps, **how)
 
     monkeypatch.setattr(database, "run", counted)
     await (files.delete("a", upload.file_id) if is_whole else upload.drop())
     assert (max(deleted), sum(deleted)) == (1, 3)
     ((left,),) = (await run(("SELECT count(*) FROM pdserve_chunks",)))[0]
     assert left == 3
-    assert len([chunk async for chunk in files.read(kept.file_id)]) == 3
+    assert len([chunk async for chunk in files.read("a", kept.file_id)]) == 3
