@@ -19,8 +19,8 @@ from pdserve.kv import KvDtype, KvLayout
 from pdserve.protocol import PerfReport, StepCosts, TransferCosts
 from pdserve.shared.errors import CalibrationError, MalformedMessage
 
-VERSION: Final = 3
-_BEFORE: Final = 2  # is read, too
+VERSION: Final = 4
+_BEFORE: Final = 3  # is read, too
 
 Region = Literal["prefill", "decode", "mixed"]
 DeviceType = Literal["cpu", "cuda"]
@@ -150,6 +150,13 @@ class Overheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     handoff_s: _Share = 0.0  # between tokens 1 and 2 of a request that is handed off
 
 
+class Drafts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What nodes guess of the tokens to come, which depends on the text."""
+
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.0  # of streams' steps, that something is guessed
+    right: Annotated[float, Meta(ge=0, le=1)] = 0.0  # of tokens guessed behind right ones
+
+
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One kind of node: its machine, its model, and what these take together."""
 
@@ -175,8 +182,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     host: Sharing = Sharing()
     overheads: Overheads = Overheads()
     services: Services = Services()
-    # Of the tokens that nodes guessed meanwhile; 0: none, so each step gives a stream one token.
-    drafts_right: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    drafts: Drafts = Drafts()  # without, each step gives a stream one token
 
     def check(self) -> None:
         """Check what the types do not say.
@@ -216,14 +222,10 @@ def read_calibration(path: Path) -> Calibration:
 def _upgraded(made: dict[str, Any]) -> dict[str, Any]:
     """Return what a file of the version before says, in the words of this one.
 
-    It has the work of coordinator and client in one: half of it is for each.
+    It says how often guesses were right, but not how often there were any: it is left out.
     """
-    host = dict(made.get("host", {}))
-    halves = {
-        f"{what}_s": host.pop(f"front_{what}_s", 0.0) / 2 for what in ("request", "step", "token")
-    }
-    services = {"coordinator": halves, "client": halves}
-    return made | {"version": VERSION, "host": host, "services": services}
+    kept = {name: value for name, value in made.items() if name != "drafts_right"}
+    return kept | {"version": VERSION}
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:

@@ -44,6 +44,33 @@ class PullSample(msgspec.Struct, frozen=True, array_like=True):
     seconds: float  # from the query to the last byte
 
 
+class DraftTally(msgspec.Struct, frozen=True, array_like=True):
+    """What came of guessed tokens."""
+
+    tried: int = 0  # steps of streams that had some
+    drafted: int = 0  # tokens
+    accepted: int = 0  # of these, right
+    wrong: int = 0  # tries with a wrong token; what was guessed behind it tells nothing
+
+    def plus(self, other: DraftTally) -> DraftTally:
+        """Return the sum of both."""
+        return DraftTally(
+            self.tried + other.tried,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            self.wrong + other.wrong,
+        )
+
+    def since(self, earlier: DraftTally) -> DraftTally:
+        """Return what has come since an earlier tally."""
+        return DraftTally(
+            self.tried - earlier.tried,
+            self.drafted - earlier.drafted,
+            self.accepted - earlier.accepted,
+            self.wrong - earlier.wrong,
+        )
+
+
 class NodeKind(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured: nodes of one kind take the same time for the same step."""
 
@@ -70,5 +97,4 @@ class NodeSamples(msgspec.Struct, frozen=True, kw_only=True):
     newest: int  # number of the newest measurement there is
     steps: list[StepSample]
     pulls: list[PullSample]
-    drafted: int = 0  # tokens that were guessed since the node started
-    accepted: int = 0  # of these, right
+    drafts: DraftTally = DraftTally()  # since the node started

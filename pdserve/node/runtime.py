@@ -167,7 +167,7 @@ class Node:
         self._busy = BusyShare(parts.perf, parts.clock.now())
         services.on_step(self._note_busy)
         kind = partial(kind_of, model, config.engine)
-        samples = SampleLog(parts.node_id, kind, lambda: parts.perf.costs, parts.speculation.states)
+        samples = SampleLog(parts.node_id, kind, lambda: parts.perf.costs, parts.speculation.tally)
         services.on_step(samples.stepped)
         parts.pull_costs.on_pull(samples.pulled)
         self._links: list[CoordinatorLink] = []

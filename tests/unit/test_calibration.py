@@ -16,8 +16,6 @@ from pdserve.measured.calibration import (
     Range,
     Ranges,
     Residuals,
-    Services,
-    ServiceTimes,
     Sharing,
     read_calibration,
     write_calibration,
@@ -55,7 +53,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"version": 1}, "version 1, and this pdserve reads versions 2 and 3"),
+        ({"version": 1}, "version 1, and this pdserve reads versions 3 and 4"),
         ({"colour": "red"}, "unknown field `colour`"),
         ({"ranges": {"batch": [1, 2], "context": [1, 2]}}, "prompt_tokens"),
         ({"residuals": {"decode": [[0.0]]}}, "> 0"),
@@ -73,16 +71,12 @@ def test_what_is_no_calibration_is_refused(
 
 
 def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
-    """It has the work of coordinator and client in one."""
+    """It does not say how often something is guessed, so nothing is."""
     made = msgspec.to_builtins(MEASURED)
-    del made["services"]
-    front = {"front_request_s": 0.004, "front_step_s": 0.001, "front_token_s": 2e-5}
-    made |= {"version": 2, "host": made["host"] | front}
+    del made["drafts"]
     path = tmp_path / "node.json"
-    path.write_bytes(msgspec.json.encode(made))
-    half = ServiceTimes(request_s=0.002, step_s=0.0005, token_s=1e-5)
-    services = Services(coordinator=half, client=half)
-    assert read_calibration(path) == msgspec.structs.replace(MEASURED, services=services)
+    path.write_bytes(msgspec.json.encode(made | {"version": 3, "drafts_right": 0.5}))
+    assert read_calibration(path) == MEASURED
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.kv import KvDtype, KvLayout
 from pdserve.kv.companions import made_up
-from pdserve.measured.calibration import Calibration, Overheads, Region, Services
+from pdserve.measured.calibration import Calibration, Drafts, Overheads, Region, Services
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import StepCosts, TransferCosts
 from pdserve.settings.config import EngineConfig
@@ -32,7 +32,7 @@ class Machine:
     true_costs: Mapping[Region, StepCosts] | None = None  # None: as the node believes
     overheads: Overheads = field(default_factory=Overheads)
     services: Services = field(default_factory=Services)
-    drafts_right: float = 0.0  # as `Calibration.drafts_right`
+    drafts: Drafts = field(default_factory=Drafts)
     quantisation: str = ""  # as `Calibration.quantisation`
 
     @classmethod
@@ -60,7 +60,7 @@ class Machine:
             },
             overheads=calibration.overheads,
             services=calibration.services,
-            drafts_right=calibration.drafts_right,
+            drafts=calibration.drafts,
             quantisation=calibration.quantisation,
         )
 

@@ -156,7 +156,7 @@ class Node:
         takes_all = isinstance(self.decode_policy, (TpotCap, MaxBatch, Static))
         repeats = strides and takes_all and not self.host.is_shared and cores is None
         has_plain_kv = not machine.windows and not machine.state_bytes
-        repeats = repeats and not machine.drafts_right and has_plain_kv
+        repeats = repeats and not machine.drafts.share and has_plain_kv
         self._repeats = cast("DecodesFirst", self.decode_policy) if repeats else None
         most_pinned = int(self.pool.num_blocks * PINNED_LIMIT)
         num_kept_free = self.pool.num_blocks - most_pinned
@@ -180,8 +180,8 @@ class Node:
         self.core = EngineCore(
             queues, prefill_policy if is_prefill else self.decode_policy, frozenset()
         )
-        if machine.drafts_right:
-            guesses = PlayedGuesses(machine.drafts_right, name, self._token_id)
+        if machine.drafts.share:
+            guesses = PlayedGuesses(machine.drafts, name, self._token_id)
             most_rows = machine.max_batch_size
             self.core.speculate = Speculation(self.pool, self.perf.step_s, most_rows, [guesses])
         self._loops = [_Loop(self.core)]

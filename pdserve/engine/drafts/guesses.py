@@ -52,8 +52,10 @@ class SourceCounts:
     """What has come of one source's drafts, on a node."""
 
     def __init__(self) -> None:
+        self.tried = 0  # steps of streams that had some
         self.drafted = 0  # tokens
         self.accepted = 0
+        self.wrong = 0  # tries with a wrong one, behind which nothing was compared
         self.shares = Shares()
 
 
@@ -145,6 +147,8 @@ class Guesses:
         num_compared, counts = min(num_drafts, num_right + 1), self._taken.counts
         self._taken.shares.add(self._sureness, num_compared, num_right)
         counts.shares.add(self._sureness, num_compared, num_right)
+        counts.tried += 1
+        counts.wrong += num_right < num_drafts
         counts.drafted += num_drafts
         counts.accepted += num_right
 

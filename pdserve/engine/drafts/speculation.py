@@ -21,6 +21,7 @@ from pdserve.engine.interface import shape_of
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.request import Request, Scheduled
 from pdserve.measured.perf_model import StepShape
+from pdserve.measured.samples import DraftTally
 from pdserve.protocol import DraftState
 
 StepTime = Callable[[StepShape], float]  # in seconds, as predicted
@@ -70,6 +71,13 @@ class Speculation:
             kv = self.works[name].kv if name in self.works else (0, 0)
             states.append(DraftState(name, one.drafted, one.accepted, *kv))
         return states
+
+    def tally(self) -> DraftTally:
+        """What has come of all drafts."""
+        tally = DraftTally()
+        for one in self.counts.values():
+            tally = tally.plus(DraftTally(one.tried, one.drafted, one.accepted, one.wrong))
+        return tally
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from the time of a step that has been computed."""

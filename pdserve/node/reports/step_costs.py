@@ -17,9 +17,9 @@ import msgspec
 from kv_transfer.host import host_id
 from pdserve.engine.interface import StepReport
 from pdserve.measured.perf_model import PerfModel, StepShape
-from pdserve.measured.samples import NodeKind, NodeSamples, PullSample, StepSample
+from pdserve.measured.samples import DraftTally, NodeKind, NodeSamples, PullSample, StepSample
 from pdserve.node.prefixes.cost import PullCosts
-from pdserve.protocol import DraftState, PerfReport, StepCosts, TransferCosts
+from pdserve.protocol import PerfReport, StepCosts, TransferCosts
 from pdserve.settings.config import EngineConfig
 from pdserve.wire.outbox import Sender
 
@@ -119,7 +119,7 @@ class SampleLog:
         node_id: str,
         kind: Callable[[], NodeKind],
         believed: Callable[[], StepCosts],
-        drafts: Callable[[], Sequence[DraftState]] = tuple,
+        drafts: Callable[[], DraftTally] = DraftTally,
         most_steps: int = MOST_STEPS,
     ) -> None:
         """`kind` is asked once, at the first look, since most nodes are never looked at."""
@@ -153,7 +153,6 @@ class SampleLog:
         if len(steps) > MOST_TOLD:
             steps = steps[:MOST_TOLD]
             newest = steps[-1][0]
-        drafts = self._drafts()
         pulls = list(takewhile(lambda pull: pull.number > number, reversed(self._pulls)))[::-1]
         return msgspec.json.encode(
             NodeSamples(
@@ -175,8 +174,7 @@ class SampleLog:
                     for at, ended_s, period_s, shape in steps
                 ],
                 pulls=[pull for pull in pulls if pull.number <= newest],
-                drafted=sum(source.drafted for source in drafts),
-                accepted=sum(source.accepted for source in drafts),
+                drafts=self._drafts(),
             )
         )
 

@@ -117,7 +117,7 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
         host=neighbours.sharing,
         overheads=_overheads(measured, costs, pull, services),
         services=services,
-        drafts_right=measured.held_out.drafts_right,
+        drafts=measured.held_out.drafts,
     )
     calibration.check()
     return calibration

@@ -6,13 +6,15 @@ import asyncio
 import ssl
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TypeVar
 
 import aiohttp
 import msgspec
 
 from pdserve.commands.cluster.coordinator_http import key_headers
-from pdserve.measured.samples import NodeKind, NodeSamples, PullSample, StepSample
+from pdserve.measured.calibration import Drafts
+from pdserve.measured.samples import DraftTally, NodeKind, NodeSamples, PullSample, StepSample
 from pdserve.protocol import StepCosts
 from pdserve.settings.access import API_KEY_VARIABLE
 from pdserve.shared.errors import CalibrationError, ClusterError
@@ -35,7 +37,7 @@ class Recording:
     hosts: dict[str, str] = field(default_factory=dict)  # node |-> host id
     pulls: list[PullSample] = field(default_factory=list)
     believed: StepCosts | None = None  # by one of them, as all are alike
-    drafts: dict[str, tuple[int, int]] = field(default_factory=dict)  # by node: guessed, and right
+    tallies: dict[str, DraftTally] = field(default_factory=dict)  # of drafts, by node
 
     def add(self, samples: NodeSamples) -> None:
         """Add what a node has told."""
@@ -43,7 +45,7 @@ class Recording:
         self.hosts[samples.node_id] = samples.host_id
         self.pulls.extend(samples.pulls)
         self.believed = samples.believed
-        self.drafts[samples.node_id] = samples.drafted, samples.accepted
+        self._add_drafts(samples.node_id, samples.drafts)
 
     def extend(self, other: Recording) -> None:
         """Add what was recorded of the same nodes later, or of others."""
@@ -52,14 +54,28 @@ class Recording:
         self.hosts.update(other.hosts)
         self.pulls.extend(other.pulls)
         self.believed = other.believed
-        self.drafts.update(other.drafts)
+        for node_id, drafts in other.tallies.items():
+            self._add_drafts(node_id, drafts)
+
+    def num_tokens(self, node_id: str) -> int:
+        """Return how many tokens a node's steps have given to requests: no wrong guesses."""
+        drafts = self.tallies.get(node_id, DraftTally())
+        sampled = sum(step.sampled for step in self.steps.get(node_id, ()))
+        return max(0, sampled - drafts.drafted + drafts.accepted)
 
     @property
-    def drafts_right(self) -> float:
-        """Share of the guessed tokens that were right; 0 if there were none."""
-        drafted = sum(drafted for drafted, _ in self.drafts.values())
-        accepted = sum(accepted for _, accepted in self.drafts.values())
-        return accepted / drafted if drafted else 0.0
+    def drafts(self) -> Drafts:
+        """How often streams had drafts, and how often these were right."""
+        tally = reduce(DraftTally.plus, self.tallies.values(), DraftTally())
+        decodes = (step for steps in self.steps.values() for step in steps if step.shape.is_decode)
+        num_asked = sum(step.sampled for step in decodes) - tally.drafted
+        num_compared = tally.accepted + tally.wrong
+        if num_asked <= 0 or not num_compared:
+            return Drafts()
+        return Drafts(min(1.0, tally.tried / num_asked), tally.accepted / num_compared)
+
+    def _add_drafts(self, node_id: str, drafts: DraftTally) -> None:
+        self.tallies[node_id] = self.tallies.get(node_id, DraftTally()).plus(drafts)
 
 
 class NodeReader:
@@ -75,6 +91,7 @@ class NodeReader:
         self._session = session
         self._tls = tls
         self._newest = dict.fromkeys(addresses, 0)
+        self._tallies = dict.fromkeys(addresses, DraftTally())  # of nodes, as far as was read
         self.kind: NodeKind | None = None  # of all nodes; None before the first `read`
 
     async def read(self) -> Recording:
@@ -133,6 +150,12 @@ class NodeReader:
                 advice = "" if self._tls else _ADVICE
                 raise ClusterError(f"cannot read {url}: {error!r}{advice}") from error
             self._newest[address] = samples.newest
+            samples = self._since_last(address, samples)
             if not (samples.steps or samples.pulls):
                 return read or [samples]
             read.append(samples)
+
+    def _since_last(self, address: str, samples: NodeSamples) -> NodeSamples:
+        """Return them with the drafts of this time, where nodes tell those of their lives."""
+        before, self._tallies[address] = self._tallies[address], samples.drafts
+        return msgspec.structs.replace(samples, drafts=samples.drafts.since(before))

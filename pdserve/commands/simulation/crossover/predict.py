@@ -18,7 +18,7 @@ from pdserve.commands.simulation.predict.config import PredictConfig
 from pdserve.commands.simulation.predict.deployment import Deployment, Result, Rig, run
 from pdserve.commands.simulation.predict.goodput import find_goodput, pooled
 from pdserve.commands.simulation.predict.load import Question, Ranged, capacity
-from pdserve.measured.calibration import Calibration, HeldOutErrors
+from pdserve.measured.calibration import Calibration, Drafts, HeldOutErrors
 from pdserve.measured.perf_model import PerfModel
 from pdserve.settings.config import ONE_POOL, Mode, PolicyConfig
 
@@ -117,7 +117,9 @@ class Predictor:
         self, calibration: Calibration, drafts_right: float, scenario: ScenarioName,
         plan: CrossoverPlan, promise: Promise,
     ) -> None:  # fmt: skip
-        self._calibration = msgspec.structs.replace(calibration, drafts_right=drafts_right)
+        self._calibration = msgspec.structs.replace(
+            calibration, drafts=Drafts(1.0 if drafts_right else 0.0, drafts_right)
+        )
         self._plan = plan
         self._promise = promise
         self.question = Question("", scenario, plan.length_scale, plan.requests)

@@ -126,7 +126,7 @@ class Crossover:
             model=config.model or f"random weights of shape {config.shape}",
             scenario=config.scenario,
             length_scale=self._plan.length_scale,
-            random_right=fmean(one.drafts_right for one in made if one is not None),
+            random_right=fmean(one.drafts.right for one in made if one is not None),
             cells=self.results.cells(),
             failures=self._failures,
         )

@@ -133,6 +133,6 @@ async def _guessed(
         name = (await running.status()).model
         async with open_loop_client(running.url, name) as client:
             outcomes = await client.one_by_one(case.sample(count), "guessed", _DEADLINE_S)
-        drafts = (await reader.read()).drafts.values()
+        tallies = (await reader.read()).tallies.values()
     tokens = sum(outcome.num_received - 1 for outcome in outcomes)
-    return Guessed(name, tokens, sum(accepted for _, accepted in drafts))
+    return Guessed(name, tokens, sum(tally.accepted for tally in tallies))

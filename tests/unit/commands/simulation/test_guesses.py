@@ -11,6 +11,7 @@ from pdserve.commands.simulation.cluster import Cluster
 from pdserve.commands.simulation.coordinator import Coordinator
 from pdserve.commands.simulation.events import Events
 from pdserve.commands.simulation.node import Node
+from pdserve.measured.calibration import Drafts
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import Mode, PolicyConfig
 from tests.matrix import matrix
@@ -19,10 +20,10 @@ from tests.simulation.score import scored
 from tests.simulation.workload import calls, lognormal, poisson
 
 
-def simulated(right: float, mode: Mode = "disaggregated", per_s: float = 1.0) -> tuple[float, int]:
+def simulated(right: float, mode: Mode = "disaggregated", share: float = 1.0) -> tuple[float, int]:
     """The median TPOT that users see, and the steps of all nodes."""
-    machine = replace(A100_13B, drafts_right=right)
-    load = calls("a", poisson(per_s, 20, 0), lognormal(200, 0.5, 900), lognormal(80, 0.9, 300))
+    machine = replace(A100_13B, drafts=Drafts(share, right))
+    load = calls("a", poisson(1.0, 20, 0), lognormal(200, 0.5, 900), lognormal(80, 0.9, 300))
     events, decode = Events(), [NodeRole.DECODE]
     roles = decode * 2 if mode == "colocated" else [NodeRole.PREFILL, *decode]
     nodes = [Node(f"n{i}", role, machine, events, PolicyConfig()) for i, role in enumerate(roles)]
@@ -45,3 +46,10 @@ def test_the_more_are_right_the_less_a_token_takes(mode: Mode) -> None:
 
 def test_drafts_that_are_hardly_ever_right_cost_hardly_anything() -> None:
     assert simulated(0.01)[0] < 1.03 * simulated(0.0)[0]
+
+
+def test_streams_of_which_little_is_guessed_gain_little() -> None:
+    """However often guesses are right: so it was predicted twice too good behind random text."""
+    plain_s, seldom_s, always_s = (simulated(0.5, share=n)[0] for n in (0.0, 0.05, 1.0))
+    assert 0.9 * plain_s < seldom_s < plain_s
+    assert always_s < 0.8 * plain_s

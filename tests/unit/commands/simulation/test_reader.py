@@ -14,10 +14,11 @@ from aiohttp import web
 
 from pdserve.commands.simulation.calibrate.samples import NodeReader, Recording
 from pdserve.engine.interface import StepReport
+from pdserve.measured.calibration import Drafts
 from pdserve.measured.perf_model import StepShape
-from pdserve.measured.samples import NodeSamples
+from pdserve.measured.samples import DraftTally, NodeSamples
 from pdserve.node.reports.step_costs import SampleLog
-from pdserve.protocol import DraftState, StepCosts
+from pdserve.protocol import StepCosts
 from pdserve.shared.errors import ClusterError
 from tests.fakes.http import serving
 from tests.unit.commands.simulation.test_calibrate import KIND
@@ -39,14 +40,28 @@ def compute(log: SampleLog, num_steps: int) -> None:
         log.stepped(StepReport([], [], 9.0, 0.001, 0.0, StepShape(1, 1, 0, 10)))
 
 
-def test_the_share_of_right_drafts_is_that_of_all_nodes() -> None:
-    counts = [DraftState("text", 8, 6), DraftState("answers", 2, 0)]
+def test_drafts_are_those_of_all_nodes_and_count_up_to_the_first_wrong_one() -> None:
     recording = Recording()
-    assert recording.drafts_right == 0.0
-    for name, drafts in (("d", counts), ("e", counts[1:]), ("p", [])):
-        told = SampleLog(name, lambda: KIND, lambda: COSTS, lambda some=drafts: some).since(0)
-        recording.add(msgspec.json.decode(told, type=NodeSamples))
-    assert recording.drafts_right == 6 / 12
+    assert recording.drafts == Drafts()
+    tallies = {"d": DraftTally(4, 8, 6, 1), "e": DraftTally(2, 4, 0, 2), "p": DraftTally()}
+    for name, tally in tallies.items():
+        log = SampleLog(name, lambda: KIND, lambda: COSTS, lambda some=tally: some)
+        log.stepped(StepReport([], [], 9.0, 0.001, 0.0, StepShape(16, 16, 0, 100)))
+        recording.add(msgspec.json.decode(log.since(0), type=NodeSamples))
+    # 48 rows of decodes, of which 12 were guesses: streams had 36 steps, and 6 with guesses.
+    assert recording.drafts == Drafts(share=6 / 36, right=6 / (6 + 3))
+    assert [recording.num_tokens(name) for name in tallies] == [14, 12, 16]
+    recording.extend(recording)
+    assert recording.drafts == Drafts(share=6 / 36, right=6 / (6 + 3))
+
+
+async def test_drafts_of_before_are_not_counted_again() -> None:
+    told = iter([DraftTally(4, 8, 6, 1), DraftTally(4, 8, 6, 1), DraftTally(9, 18, 10, 5)])
+    log = SampleLog("d", lambda: KIND, lambda: COSTS, lambda: next(told))
+    async with reader_of(log.since) as reader:
+        await reader.read()
+        assert (await reader.read()).tallies == {"d": DraftTally()}
+        assert (await reader.read()).tallies == {"d": DraftTally(5, 10, 4, 4)}
 
 
 @asynccontextmanager
