@@ -206,7 +206,8 @@ class Cluster:
         submit = partial(first.submit, request)
         if prefix_source is not None:
             submit = partial(pull_prefix, request, prefix_source, first, self.events, submit)
-        submit = partial(first.take_in, call.prompt.num_tokens, submit)
+        if prefill is not None:  # else it is in the times of its mixed steps
+            submit = partial(first.take_in, call.prompt.num_tokens, submit)
         if first.machine.overheads.first_token_s:
             self.events.after(first.machine.overheads.first_token_s, submit)
         else:

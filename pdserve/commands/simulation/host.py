@@ -85,6 +85,16 @@ class Host:
         spare = [core for place in self._places.values() for core in place.share[self._threads :]]
         return spare or list(range(self._sharing.cores))
 
+    def service_cores(self, node: object) -> list[int]:
+        """Return where the event loop of a node that has joined runs: beside its steps, if it can.
+
+        Call it when all nodes have joined.
+        """
+        places, owner = self._places.values(), self._places[node].owner
+        cores = [place.share for place in places if place.owner == owner]
+        spare = [core for share in cores for core in share[self._threads :]]
+        return spare or [core for share in cores for core in share]
+
     def join(self, node: object, owner: object = None) -> None:
         """Add a node, or one of its loops, in the order in which a cluster is started.
 
@@ -148,13 +158,13 @@ class Host:
     def _follow(self) -> None:
         """Let everything go on at the speed that it has now."""
         used, running = self._used(), self._running()
-        own = self._sharing.node_threads
         for work in running:
             if work.shape is None:
                 work.speed = 1 / used[work.core] if used else 1.0
                 continue
             work.speed = work.pace / self._waits_for_bus(work)
             if used:
+                own = self._node_threads(work.cores)
                 work.speed *= fmean([own / used[core] for core in work.cores])
         self._number += 1
         if running:
@@ -164,26 +174,35 @@ class Host:
     def _used(self) -> list[float]:
         """Return how many threads want each core, after choosing those of services.
 
-        A service stays where it began while no other core is wanted by fewer. Of equal ones, each
-        is chosen in turn: nobody's steps wait for more of what services do than others'.
+        As the kernel does, a service that has to wait looks for a core that is idle, or that fewer
+        others are on; of equal ones, each is chosen in turn.
         """
         used = [0.0] * self._sharing.cores
         if not used:
             return used
-        busy = {place.owner for place in self._places.values() if place.step is not None}
+        num_there = [0] * len(used)
+        busy = {place.owner: place.step for place in self._places.values() if place.step}
         for place in self._places.values():
-            if place.owner in busy:
+            if step := busy.get(place.owner):
                 cores = place.share[: self._threads]
                 for core in cores:
-                    used[core] += self._sharing.node_threads * self._threads / len(cores)
+                    used[core] += self._node_threads(step.cores) * self._threads / len(cores)
+                    num_there[core] += 1
         for work in self._services:
-            fewest = min([used[core] for core in work.cores])
-            if work.core < 0 or used[work.core] > fewest:
-                equal = [core for core in work.cores if used[core] == fewest]
+            fewest = min([num_there[core] for core in work.cores])
+            if work.core < 0 or num_there[work.core] > fewest:
+                equal = [core for core in work.cores if num_there[core] == fewest]
                 work.core = equal[self._turn % len(equal)]
                 self._turn += 1
+            num_there[work.core] += 1
             used[work.core] += 1
         return used
+
+    def _node_threads(self, cores: Sequence[int]) -> float:
+        """Return how many threads of a node that has a step on these cores want each of them."""
+        steps = [place.step for place in self._places.values() if place.step]
+        decodes = any(s.shape and s.shape.decode_context and s.cores == cores for s in steps)
+        return self._sharing.node_threads if decodes else 1.0
 
     def _waits_for_bus(self, step: Work) -> float:
         shapes = [

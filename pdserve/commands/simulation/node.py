@@ -22,6 +22,7 @@ from decode_node.policies import DecodePolicy, interface, make_decode_policy
 from decode_node.policies.decodes_first import DecodesFirst, MaxBatch, TpotCap
 from decode_node.policies.interface import SideBySide
 from decode_node.policies.static import Static
+from pdserve.commands.simulation.beside import BesideSteps
 from pdserve.commands.simulation.events import Events
 from pdserve.commands.simulation.guesses import PlayedGuesses
 from pdserve.commands.simulation.host import Host
@@ -147,8 +148,6 @@ class Node:
         self._times = StepTimes(machine.step_costs, scatter)
         self._stride: Stride | None = None
         self._joining: list[Request] = []  # adopted since the last step began
-        self._serves_until_s = 0.0  # by when it has done what is beside the steps
-        self._owed_s = 0.0  # of this, what the next step makes time for
         clock, engine = events, machine.engine
         self.late_last = has_late_last(policy.prefill_policy)
         self.decode_policy: DecodePolicy = make_decode_policy(policy, engine, self.perf, clock)
@@ -193,6 +192,7 @@ class Node:
             self._loops.append(_Loop(beside, PREFILL))
         for loop in self._loops:
             self.host.join(loop, cores)
+        self._beside = BesideSteps(events, self.host, self._loops[0])
 
     def submit(self, request: Request) -> None:
         """Submit a request, to be prefilled here."""
@@ -229,20 +229,13 @@ class Node:
         self._serve(self.machine.services.decode, num_pulled, then)
 
     def _serve(self, times: ServiceTimes, num_tokens: int, then: Callable[[], None]) -> None:
-        """Take time of the cores that steps run on: the next one takes as much longer."""
         seconds = times.request_s + times.prompt_token_s * num_tokens
         if not seconds:
             then()
             return
         self.interrupt()
-        if any(loop.is_stepping for loop in self._loops):
-            self._owed_s += seconds
-        self._serves_until_s = max(self._serves_until_s, self._events.now_s) + seconds
-        self._events.at(self._serves_until_s, then)
-
-    def _take_owed_s(self) -> float:
-        owed_s, self._owed_s = self._owed_s, 0.0
-        return owed_s
+        is_stepping = any(loop.is_stepping for loop in self._loops)
+        self._beside.do(seconds, then, is_stepping=is_stepping)
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -280,7 +273,7 @@ class Node:
             seconds = stride.seconds[0]
         else:
             seconds = self._times.draw_s(shape, beside=self.host.is_computing)
-            seconds += self._take_owed_s()
+            seconds += self._beside.take_owed_s()
         ended = partial(self._end_step, loop, rows, shape)
         if self._cores is not None:
             self._cores.begin(loop, loop.phase, rows, shape, seconds, ended)
@@ -390,7 +383,7 @@ class Node:
         requests = [row.request for row in rows]
         most = min(most_steps(requests, self.pool), min(map(self.world.num_left, requests)))
         seconds, factors = self._times.draw_decodes_s(shape, max(1, most))
-        seconds[0] += self._take_owed_s()
+        seconds[0] += self._beside.take_owed_s()
         stride = Stride.of(rows, shape, self._events.now_s, seconds, factors)
         silent_until_s = self.world.silent_until_s(requests)
         if silent_until_s == -inf:

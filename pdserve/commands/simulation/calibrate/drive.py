@@ -2,7 +2,7 @@
 
     prompts    one at a time, each a few tokens longer answered: prefill, pulls, idle latencies
     streams    many at once, until each batch was seen with short and long contexts: decode
-    answers    short prompts and long answers, many at once: what services do for tokens
+    answers    short prompts one by one beside the answers of others, as users send them: services
     both       prompts beside streams: mixed steps, or what the nodes of a host cost each other
 
 KV in decodes is that of real prompts. No prompt shares a prefix with any other, but for those that
@@ -28,7 +28,8 @@ from pdserve.measured.calibration import NodeLimits
 
 ANSWER = 6  # tokens after a measured prompt
 _STREAM = 48  # tokens of a measured stream
-_ANSWERED, _SHORT, _LONG_ANSWER = 32, 48, 160  # streams at once, tokens of a prompt, of an answer
+_ANSWERED, _SHORT = 16, 48  # streams at once, tokens of a prompt
+_ANSWERS = 8, 96  # tokens: the least and the most
 _MOST_ANSWERS = 800
 _ROOM = 0.7  # share of a node's KV that streams may fill
 _DEADLINE_S = 120.0  # of one request
@@ -98,13 +99,15 @@ class Driver:
             await self._streams(batch, seconds / len(batches))
 
     async def answers(self, seconds: float) -> None:
-        """Keep a batch of streams running that have far more tokens than their prompts."""
-        batch = min(_ANSWERED, self._limits.max_batch_size)
-        most = min(self.longest, int(_ROOM * self._tokens / batch)) - _LONG_ANSWER
+        """Keep a batch of streams running whose ends, and so the prompts behind them, are apart."""
+        batch, (least, longest) = min(_ANSWERED, self._limits.max_batch_size), _ANSWERS
+        most = min(self.longest, int(_ROOM * self._tokens / batch)) - longest
         if most < 1:
             return
-        prompts = [self._ids(min(_SHORT, most)) for _ in range(_MOST_ANSWERS)]
-        requests = [TimedRequest(0.0, "answer", prompt, _LONG_ANSWER) for prompt in prompts]
+        requests = [
+            TimedRequest(0.0, "answer", self._ids(min(_SHORT, most)), n)
+            for n in self._random.choices(range(least, longest + 1), k=_MOST_ANSWERS)
+        ]
         await self._closed(requests, batch, seconds)
 
     async def both(self, seconds: float) -> None:

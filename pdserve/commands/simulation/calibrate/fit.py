@@ -82,7 +82,7 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
     kind = measured.kind
     services = services_of(measured.works)
     beside = fitted.beside + held_out.beside
-    neighbours = meet(kind, costs, beside, services, node_threads(measured.works))
+    neighbours = meet(kind, costs, beside, services, node_threads(measured.works, services))
     calibration = Calibration(
         date=date,
         device=kind.device,
@@ -196,27 +196,28 @@ def _overheads(
     perf, kind = PerfModel(costs["prefill"]), measured.kind
     budget, token_bytes = kind.limits.token_budget, kind.shape.layout.token_bytes
 
-    def first_token_s(idle: Idle) -> float:
+    def first_token_s(idle: Idle, node: ServiceTimes) -> float:
         steps_s = perf.prefill_s(idle.num_prompt, 0, budget)
-        return idle.ttft_s - steps_s - _first_token_s(services, idle.num_prompt)
+        taken_s = _first_token_s(services, idle.num_prompt) + _request_s(node, idle.num_prompt)
+        return idle.ttft_s - steps_s - taken_s
 
     def handoff_s(idle: Idle) -> float:
         last = (idle.num_prompt - 1) % budget + 1  # tokens of the chunk that is pulled last
         taken_s = _pull_s(pull, last * token_bytes) + _request_s(services.decode, idle.num_prompt)
         return idle.first_gap_s - idle.later_gap_s - taken_s
 
-    everyone = [*measured.handed_off, *measured.on_one_node]
+    firsts_s = [first_token_s(idle, services.prefill) for idle in measured.handed_off]
+    firsts_s += [first_token_s(idle, ServiceTimes()) for idle in measured.on_one_node]
     return Overheads(
-        first_token_s=_typical(map(first_token_s, everyone)),
+        first_token_s=_typical(firsts_s),
         handoff_s=_typical(map(handoff_s, measured.handed_off)),
     )
 
 
 def _first_token_s(services: Services, num_prompt: int) -> float:
-    """Return what services take until the client has the first token."""
-    coordinator, client = services.coordinator, services.client
-    seconds = [_request_s(of, num_prompt) for of in (client, coordinator, services.prefill)]
-    return sum(seconds) + sum(of.step_s + of.token_s for of in (coordinator, client))
+    """Return what coordinator and client take until the client has the first token."""
+    both = services.coordinator, services.client
+    return sum(_request_s(of, num_prompt) + of.step_s + of.token_s for of in both)
 
 
 def _request_s(times: ServiceTimes, num_prompt: int) -> float:

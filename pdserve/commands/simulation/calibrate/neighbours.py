@@ -133,7 +133,9 @@ def meet(
     def all_of(own: Neighbour) -> Found:
         both = Found([], [])
         for neighbour in _NEIGHBOURS:
-            pairs, slower = by_kind[own, neighbour], factor(own, neighbour)
+            # What waits are reckoned to be is too much where services do several things at once.
+            pairs = by_kind[own, neighbour]
+            slower = pairs.slower or 1.0
             both = both.and_then(Found([slower * s for s in pairs.predicted_s], pairs.measured_s))
         return both
 

@@ -151,11 +151,17 @@ async def _at(
         await reader.read()
         idle = measured.handed_off if status.mode == "disaggregated" else measured.on_one_node
         meter = ServiceMeter(driver, reader, pids, measured.works)
+        await meter.rest(seconds / 8)
         for recording in (measured.fitted, measured.held_out):
             each_s = seconds / 8
-            idle += await meter.during(driver.prompts(each_s), recording)
-            for phase in (driver.streams, driver.answers, driver.both):
-                await meter.during(phase(each_s), recording)
+            found, read = await meter.during(driver.prompts(each_s))
+            idle += found
+            recording.extend(read)
+            await driver.streams(each_s)  # they come all at once, as no users do
+            recording.extend(await reader.read())
+            # Their steps wait for what nodes do for requests, which is told apart by this.
+            await meter.during(driver.answers(each_s))
+            recording.extend((await meter.during(driver.both(each_s)))[1])
     measured.prompt_lengths |= driver.prompt_lengths
     measured.contexts |= driver.contexts
     return measured

@@ -5,7 +5,9 @@ They take it from steps where no core is idle, and each of them can be what limi
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -57,31 +59,50 @@ class ServiceMeter:
         self._reader = reader
         self._pids = {**pids, _CLIENT: os.getpid()} if pids else {}
         self._found = found
+        self._idle: dict[str, float] = {}  # process |-> share of a core
 
-    async def during(self, phase: Awaitable[T], recording: Recording) -> T:
-        """Add what nodes measure during a phase to `recording`; return the phase's result."""
-        driver, before_s = self._driver, self._cpu_s()
+    async def rest(self, seconds: float) -> None:
+        """Measure what processes take while there is nothing to do: heartbeats and reports.
+
+        During a third of the time, they may still be busy with what was before.
+        """
+        await asyncio.sleep(seconds / 3)
+        before_s, began_s = self._cpu_s(), time.monotonic()
+        await asyncio.sleep(seconds * 2 / 3)
+        passed_s = time.monotonic() - began_s
+        self._idle = {
+            name: (after_s - before_s[name][0]) / passed_s
+            for name, (after_s, _) in self._cpu_s().items()
+        }
+
+    async def during(self, phase: Awaitable[T]) -> tuple[T, Recording]:
+        """Measure a phase; return its result, and what nodes have measured meanwhile."""
+        driver, before_s, began_s = self._driver, self._cpu_s(), time.monotonic()
         num_requests, num_prompt_tokens = driver.num_requests, driver.num_prompt_tokens
         result = await phase
-        after_s = self._cpu_s()
+        after_s, passed_s = self._cpu_s(), time.monotonic() - began_s
         read = await self._reader.read()
-        recording.extend(read)
         requests = driver.num_requests - num_requests
         prompt_tokens = driver.num_prompt_tokens - num_prompt_tokens
         work: dict[Process, Done] = {}
         for process, name in self._processes():
             # The steps of a node, or all that the others are told of.
-            steps = read.steps.get(name, []) if process in _NODES else chain(*read.steps.values())
-            sampled = [step.sampled for step in steps if step.sampled]
+            nodes = [name] if process in _NODES else list(read.steps)
+            steps = chain.from_iterable(read.steps.get(node, ()) for node in nodes)
             service_s, engine_s = (
                 after - before for before, after in zip(before_s[name], after_s[name], strict=True)
             )
             work[process] = Done(
-                service_s, requests, prompt_tokens, len(sampled), sum(sampled), engine_s
+                max(0.0, service_s - self._idle.get(name, 0.0) * passed_s),
+                requests,
+                prompt_tokens,
+                sum(step.sampled > 0 for step in steps),
+                sum(map(read.num_tokens, nodes)),
+                engine_s,
             )
         if work:
             self._found.append(work)
-        return result
+        return result, read
 
     def _cpu_s(self) -> dict[str, tuple[float, float]]:
         """Return the CPU time of each process beside its engine, and of this."""
@@ -133,12 +154,16 @@ def _times(done: Sequence[Done]) -> ServiceTimes:
     return ServiceTimes(request_s, prompt_token_s, step_s, token_s)
 
 
-def node_threads(works: Sequence[Work]) -> float:
-    """Return how many threads want a node's core while it computes, on average.
+def node_threads(works: Sequence[Work], services: Services) -> float:
+    """Return how many threads want a node's core while it decodes, on average.
 
-    What its event loop does while the engine computes takes twice as long on one core, and both
-    want it for so long.
+    What its event loop does for steps while the engine computes takes twice as long on one core,
+    and both want it for so long. What it does for requests is simulated.
     """
-    done = [work[process] for work in works for process in _NODES if process in work]
-    service_s, engine_s = sum(d.cpu_s for d in done), sum(d.engine_s for d in done)
-    return 1 + 2 * min(service_s, engine_s) / (service_s + engine_s) if done else 1.0
+    done, of = [work["decode"] for work in works if "decode" in work], services.decode
+    steps_s = engine_s = 0.0
+    for d in done:
+        requests_s = of.request_s * d.num_requests + of.prompt_token_s * d.num_prompt_tokens
+        steps_s += max(0.0, d.cpu_s - requests_s)
+        engine_s += d.engine_s
+    return 1 + 2 * min(steps_s, engine_s) / (steps_s + engine_s) if steps_s else 1.0

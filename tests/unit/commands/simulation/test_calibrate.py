@@ -221,9 +221,12 @@ def test_what_services_take_is_told_apart_from_the_bus() -> None:
     assert services.prefill == ServiceTimes(pytest.approx(6e-4), pytest.approx(2e-6))
     assert services.decode == ServiceTimes(pytest.approx(8e-4), pytest.approx(3e-6))
     assert found.host.decode_beside_decode == pytest.approx(1.2, rel=0.05)
-    nodes = [work[name] for work in WORKS for name in ("prefill", "decode")]
-    beside_s, engine_s = sum(d.cpu_s for d in nodes), sum(d.engine_s for d in nodes)
-    assert found.host.node_threads == pytest.approx(1 + 2 * beside_s / (beside_s + engine_s))
+    # What they do for requests is simulated, and what they do for steps runs beside these.
+    nodes, of = [work["decode"] for work in WORKS], TIMES["decode"]
+    steps_s = sum(of.step_s * d.num_steps + of.token_s * d.num_tokens for d in nodes)
+    engine_s = sum(d.engine_s for d in nodes)
+    threads = 1 + 2 * steps_s / (steps_s + engine_s)
+    assert found.host.node_threads == pytest.approx(threads, rel=1e-3)
     seen.works = []
     found = calibrate(seen, "2026-11-26", 0)
     assert found.services == Services()

@@ -109,6 +109,17 @@ def test_a_node_that_computes_has_an_event_loop_that_wants_its_core_too() -> Non
     assert world.run() == {"sent": 0.025, "d": 0.11}
 
 
+def test_services_take_turns_on_cores_that_are_busy_whatever_runs_there() -> None:
+    """A node that decodes has two threads there, but a service looks for an idle core only."""
+    world = World(Sharing(cores=2, node_threads=1.5), "p", "d")
+    world.begin("p", 0.1, PROMPT)
+    world.begin("d", 0.1, DECODE)
+    client = world.service(0, 1)
+    client.do(0.01, partial(world.ended, "first"))
+    client.do(0.01, partial(world.ended, "second"))
+    assert world.run() == {"first": 0.02, "second": 0.045, "p": 0.11, "d": 0.11}
+
+
 def test_a_service_that_is_behind_hands_on_tokens_of_several_steps_in_one_round() -> None:
     world = World(Sharing(cores=1))
     server = Server(world.service(0), ServiceTimes(request_s=0.01, step_s=0.005, token_s=0.001))

@@ -232,6 +232,24 @@ def test_a_coordinator_that_takes_5_ms_a_request_limits_at_200_a_second() -> Non
     assert found.services["coordinator"] == pytest.approx(1.5 / found.seconds)
 
 
+@pytest.mark.parametrize(
+    ("slow", "part"), [("prefill", "queue"), ("prefill", "prefill"), ("decode", "decode")]
+)
+def test_what_nodes_do_for_requests_has_its_part_of_their_cores(slow: str, part: str) -> None:
+    """An event loop that takes 20 ms for each of 30 requests/s leaves steps the rest."""
+    host = msgspec.structs.replace(CORE.host, cores=2)
+    found: list[float] = []
+    for times in (ServiceTimes(), ServiceTimes(request_s=0.02)):
+        made = msgspec.structs.replace(CORE, services=Services(**{slow: times}), host=host)
+        case = Question("", "short-prompts", 0.0, 100).case(made, 0)
+        shared = replace(rig(made, extrapolates=True), one_host=True)
+        parts = run(shared, PAIR, case, 30.0, 100, Promise(100.0, 1.0), 0).parts
+        mean_ms = getattr(parts, part)
+        assert mean_ms is not None
+        found.append(mean_ms)
+    assert found[1] > 1.25 * found[0]
+
+
 def test_known_prompts_share_the_blocks_that_a_trace_says_they_share() -> None:
     """Blocks of 512 tokens in the trace, of 64 on the node; the last one is partial."""
     events = Events()
