@@ -56,8 +56,17 @@ class GenerationTag(Extension):
         return nodes.Scope(body, lineno=line)
 
 
+class _Refusal(jinja2.TemplateError):
+    """A template's own error."""
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether a template refuses a conversation, and has not failed."""
+    return isinstance(error, _Refusal)
+
+
 def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise _Refusal(message)
 
 
 def _strftime_now(pattern: str) -> str:

@@ -9,12 +9,13 @@ own (`child.py`), for which `coordinator/text/renderers.py` looks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import jinja2
 import msgspec
 
-from coordinator.templates.sandbox import ChatEnvironment
+from coordinator.templates.sandbox import ChatEnvironment, is_refusal
 from pdserve.shared.errors import InvalidRequest, TokenizerError
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -122,8 +123,16 @@ class ChatTemplate:
         try:
             return template.render(self.names(conversation, messages))
         except _TEMPLATE_ERRORS as error:
+            if not is_refusal(error):  # some read parts only, such as Gemma 3's first ones
+                with suppress(*_TEMPLATE_ERRORS):
+                    return template.render(self.names(conversation, [*map(_in_parts, messages)]))
             what = str(error) or type(error).__name__
             raise InvalidRequest(f"the chat template failed: {what}", "messages") from error
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its text as OpenAI's API has it where there are images, too."""
+    return message | {"content": [{"type": "text", "text": message["content"]}]}
 
 
 def _compiled(source: str) -> jinja2.Template:

@@ -73,6 +73,28 @@ def test_renders_like_transformers(name: str, add_generation_prompt: bool, tmp_p
         assert ours.render(conversation) == expected
 
 
+def test_contents_are_parts_where_a_template_reads_nothing_else(tmp_path: Path) -> None:
+    """As Gemma 3's first one reads system messages."""
+    from transformers import AutoTokenizer
+
+    source = (
+        "{{ messages[0]['content'][0]['text'] + '\n\n' }}{% for m in messages[1:] %}{{ m.role }}: "
+        "{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}|{% endfor %}"
+    )
+    folder = made.write_checkpoint(tmp_path, made.byte_level_json(), chat_template=source)
+    ours = Tokenizer.from_checkpoint(folder).chat_template
+    assert ours is not None
+    parts = [m | {"content": [{"type": "text", "text": m["content"]}]} for m in MESSAGES]
+    theirs = AutoTokenizer.from_pretrained(str(folder))
+    assert ours.render(TemplateInput(messages=MESSAGES)) == theirs.apply_chat_template(
+        parts, tokenize=False
+    )
+    failing = source.replace("part.text", "part.text.missing.name")
+    with pytest.raises(InvalidRequest, match="'str object' has no attribute 'text'"):
+        ChatTemplate(failing).render(TemplateInput(messages=MESSAGES))
+
+
 @pytest.mark.parametrize("name", ["plain", "generation"])
 def test_continues_the_final_message_like_transformers(name: str, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
