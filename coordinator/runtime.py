@@ -34,8 +34,8 @@ from coordinator.page.live import Live
 from coordinator.page.routes import add_page_routes
 from coordinator.prefixes.index import PromptHashes
 from coordinator.reading import ReadersService
-from coordinator.requests.flow import FlowProcess
 from coordinator.requests.journey import Journey
+from coordinator.requests.surroundings import FlowProcess
 from coordinator.service import CoordinatorService
 from coordinator.stateful.again import go_on
 from coordinator.stateful.routes import add_stateful_routes

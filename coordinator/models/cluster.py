@@ -24,8 +24,9 @@ from coordinator.nodes.registry import Member, Registry, Shares
 from coordinator.nodes.revisions import Revisions
 from coordinator.pools.pools import Pools
 from coordinator.pools.wakes import AwakeNode, Coming, ModelNow, Waiting, needed_pools
-from coordinator.requests.flow import Flow, FlowProcess, FlowTimes, WantedNodes
+from coordinator.requests.flow import Flow
 from coordinator.requests.running import RunningRequest
+from coordinator.requests.surroundings import FlowProcess, FlowTimes, WantedNodes
 from coordinator.routing import Router
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import NodeRole
@@ -97,25 +98,7 @@ class ModelCluster:
             parse_shares(config.routing.revision_shares),
             config.mode,
         )
-        self.flow: Final = Flow(
-            self.registry,
-            router,
-            admission,
-            metrics,
-            model=files.name,
-            clock=clock,
-            max_model_len=files.max_model_len,
-            times=FlowTimes(config.timeouts.request_s, config.timeouts.resume_s),
-            wanted=WantedNodes(
-                revision_of=self.revisions.choose,
-                until_awake=outlook.of,
-                wake_s=outlook.wake_s,
-                are_awaited=config.routing.sleep_after_s > 0 or self._may_sleep(config.mode),
-                comes_back=lambda role: config.restarts and self.absent.misses(role),
-                adapter_missing=self.adapters.missing,
-            ),
-            process=process,
-        )
+        self.flow: Final = self._make_flow(config, files, router, admission, outlook, process)
         self.pools: Final = Pools(
             config, self.registry, router, admission, metrics, incarnation, clock
         )
@@ -143,6 +126,36 @@ class ModelCluster:
     def ordered(self) -> Ordered:
         """What operators change."""
         return Ordered(self.pools.changes, self.pools.drains, self.revisions)
+
+    def _make_flow(
+        self,
+        config: CoordinatorConfig,
+        files: ModelFiles,
+        router: Router,
+        admission: Admission[RunningRequest],
+        outlook: WakeOutlook,
+        process: FlowProcess,
+    ) -> Flow:
+        wanted = WantedNodes(
+            revision_of=self.revisions.choose,
+            until_awake=outlook.of,
+            wake_s=outlook.wake_s,
+            are_awaited=config.routing.sleep_after_s > 0 or self._may_sleep(config.mode),
+            comes_back=lambda role: config.restarts and self.absent.misses(role),
+            adapter_missing=self.adapters.missing,
+        )
+        return Flow(
+            self.registry,
+            router,
+            admission,
+            self.metrics,
+            model=files.name,
+            clock=self._clock,
+            max_model_len=files.max_model_len,
+            times=FlowTimes(config.timeouts.request_s, config.timeouts.resume_s),
+            wanted=wanted,
+            process=process,
+        )
 
     def _make_admission(
         self,

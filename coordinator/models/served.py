@@ -22,7 +22,7 @@ from coordinator.models.text_files import TextKey
 from coordinator.models.texts import Texts
 from coordinator.nodes.registry import Member
 from coordinator.pools.wakes import Coming, Wakes, needed_pools
-from coordinator.requests.flow import FlowProcess
+from coordinator.requests.surroundings import FlowProcess
 from coordinator.text.parts import ToolFormat
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import Drain, NodeState

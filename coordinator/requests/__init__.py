@@ -8,6 +8,7 @@ next, in the order in which a request meets them:
     line_keeper   serves the line of those that admission lets wait
     running       one request: its events, in order
     journey       its way through the cluster, for traces and the page
+    surroundings  what a flow is given: times, nodes that may come, and its process
 
 And what happens to those that are disturbed:
 

@@ -8,30 +8,30 @@ decides whether both legs are sent at once (`dispatcher`), the request waits in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from msgspec import structs
 
-from coordinator.admission import Admission, Refuse, Wait
-from coordinator.admission.decisions import Awaited
+from coordinator.admission import Admission, Admit, Refuse, Wait
 from coordinator.admission.slack import promise_left
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
 from coordinator.prefixes.stability import PrefixWatch
-from coordinator.requests.claims import ANSWER_S, Claims
+from coordinator.requests.claims import Claims
 from coordinator.requests.departures import Departures
 from coordinator.requests.dispatcher import Dispatcher, FirstTokens
 from coordinator.requests.journey import Journey
 from coordinator.requests.legs import error_of, is_of_the_request, lost
-from coordinator.requests.line_keeper import LINE_GAP_S, LineKeeper
-from coordinator.requests.moves import PREFETCH_S, TAKEOVER_S, Moves
+from coordinator.requests.line_keeper import LineKeeper
+from coordinator.requests.moves import Moves
 from coordinator.requests.once_per_cause import OncePerCause
 from coordinator.requests.resumes import Resumes
 from coordinator.requests.running import Dispatch, RunningRequest
-from coordinator.routing import Router
+from coordinator.requests.surroundings import FlowProcess, FlowTimes, WantedNodes
+from coordinator.routing import Placement, Router
 from coordinator.status import (
     describe_nodes,
     describe_waiting,
@@ -45,59 +45,22 @@ from pdserve.protocol import (
     Claimed,
     KvEvents,
     LegFailed,
-    NodeRole,
     PhaseTimes,
     Prefetched,
-    Prompt,
     Slo,
     TokenBatch,
     TokenEvent,
     is_long,
 )
-from pdserve.protocol.status import ClusterStatus, CoordinatorStatus
+from pdserve.protocol.status import ClusterStatus
 from pdserve.shared.clock import Clock, SystemClock
 from pdserve.shared.errors import ContextLengthExceeded, NoNodeAvailable, PdserveError, from_code
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class FlowTimes:
-    """How long requests may take, and how long they wait for others."""
-
-    request_s: float
-    resume_s: float  # for a node to go on
-    line_gap_s: float = LINE_GAP_S
-    answer_s: float = ANSWER_S
-    takeover_s: float = TAKEOVER_S
-    prefetch_s: float = PREFETCH_S
-
-
-@dataclass(frozen=True, slots=True)
-class WantedNodes:
-    """Which nodes a request is for, and whether it waits for some that are not there."""
-
-    revision_of: Callable[[GenerationRequest], str] = lambda request: ""  # empty: any
-    are_awaited: bool = False  # a request waits in line if there are none: some will be started
-    # Whether a node of the pool was lost, and is being started again.
-    comes_back: Callable[[NodeRole], bool] = lambda role: False
-    # What a request waits for where there are no nodes; None: nobody knows.
-    until_awake: Callable[[Slo, Prompt], Awaited | None] = lambda slo, prompt: None
-    wake_s: Callable[[], float] = lambda: 0.0  # until the model has nodes
-    # Gets the digest of an adapter that a request needs, and no node has.
-    adapter_missing: Callable[[str], None] = lambda digest: None
-
-
-@dataclass(frozen=True, slots=True)
-class FlowProcess:
-    """The process that requests are in flight in: what it is told, and what it tells."""
-
-    # Gets the journey and the prompt of each request that has ended.
-    on_ended: Callable[[Journey, PromptHashes], None] = lambda journey, prompt: None
-    # Gets how many requests there are, and how many of them wait, as that changes.
-    on_load: Callable[[int, int], None] = lambda inflight, waiting: None
-    # What there is to tell of the process, beside its requests.
-    describe: Callable[[], CoordinatorStatus] = CoordinatorStatus
+_ANY_NODES: Final = WantedNodes()
+_NO_PROCESS: Final = FlowProcess()
 
 
 class Flow:
@@ -114,8 +77,8 @@ class Flow:
         times: FlowTimes,
         clock: Clock | None = None,
         max_model_len: int | None = None,
-        wanted: WantedNodes = WantedNodes(),
-        process: FlowProcess = FlowProcess(),
+        wanted: WantedNodes = _ANY_NODES,
+        process: FlowProcess = _NO_PROCESS,
     ) -> None:
         """`max_model_len`: what its files allow, until a node says its own; None: unknown."""
         self._registry = registry
@@ -237,44 +200,22 @@ class Flow:
             ContextLengthExceeded: the request cannot fit.
             RequestQuarantined: nodes have died of its prompt lately.
         """
-        if revision := self._wanted.revision_of(requests[0]):
-            requests = [structs.replace(request, revision=revision) for request in requests]
-        request = requests[0]
-        self._check_length(request)
-        if self._is_long(request):
-            prompt = structs.replace(request.prompt, is_long=True)
-            requests = [structs.replace(request, prompt=prompt) for request in requests]
-            request = requests[0]
+        requests = self._as_sent(requests)
+        request, now_s = requests[0], self._clock.now()
         self.resumes.quarantine.check(request)
-        is_reusable = request.sampling.reuses_prefix
-        hashes = PromptHashes(request.prompt, is_reusable=is_reusable)
-        now_s = self._clock.now()
+        hashes = PromptHashes(request.prompt, is_reusable=request.sampling.reuses_prefix)
         deadline_s = min(request.deadline_s or self._request_s, self._request_s)
-        left, num_answers = promise_left(request, deadline_s, 0.0), len(requests)
-        lacks_adapter: NoNodeAvailable | None = None
-        try:
-            placement = self._dispatcher.place(request, hashes)
-        except NoNodeAvailable as error:
-            if not (self._wanted.are_awaited or request.wait_s):
-                raise
-            lacks_adapter = error if self._dispatcher.lacks_adapter(request) else None
-            awaited = None if lacks_adapter else self._wanted.until_awake(left, request.prompt)
-            decision = self._admission.decide_without_nodes(left, awaited, now_s, num_answers)
-        else:
-            within_s = partial(self._router.tpot_within_s, placement)
-            decision = self._admission.decide(left, placement, now_s, within_s, num_answers)
-        if isinstance(decision, Refuse):
-            self._metrics.refused.labels(slo_class=request.slo.name, reason=decision.reason).inc()
-            raise decision.error
+        left = promise_left(request, deadline_s, 0.0)
+        found, decision = self._decide(request, hashes, left, now_s, len(requests))
         answers = [RunningRequest(r, hashes, now_s, deadline_s, self._ended) for r in requests]
         self._running |= {answer.request_id: answer for answer in answers}
         running, *running.siblings = answers
         self._metrics.prompt_tokens.inc(request.prompt.num_tokens)
-        if lacks_adapter is not None:
+        if isinstance(found, NoNodeAvailable) and self._dispatcher.lacks_adapter(request):
             slo = request.slo
             self._admission.will_follow((answer.request_id for answer in answers), slo)
             if not request.is_claimable:
-                self._postpone(running, slo, lacks_adapter)
+                self._postpone(running, slo, found)
         elif isinstance(decision, Wait):
             running.keeps_promise = decision.keeps_promise
             slo = self._admission.wait(running.request_id, running, request.slo, now_s, decision)
@@ -283,12 +224,58 @@ class Flow:
             slo = decision.slo
             self._admission.will_follow((answer.request_id for answer in answers), slo)
         else:
-            self._dispatcher.dispatch(running, placement, decision.slo)
+            assert isinstance(found, Placement), "only what has a place is admitted"
+            slo = decision.slo
+            self._dispatcher.dispatch(running, found, slo)
             self._moves.look()  # streams beside its prompt may be late
         if request.is_claimable:
             self._claims.ask(answers, partial(self._begin, answers, slo))
         self._process.on_load(len(self._running), len(self._admission.line))
         return answers
+
+    def _as_sent(self, requests: Sequence[GenerationRequest]) -> Sequence[GenerationRequest]:
+        """Return requests of one revision, told to be long if they are.
+
+        Raises ContextLengthExceeded.
+        """
+        if revision := self._wanted.revision_of(requests[0]):
+            requests = [structs.replace(request, revision=revision) for request in requests]
+        self._check_length(requests[0])
+        if self._is_long(requests[0]):
+            prompt = structs.replace(requests[0].prompt, is_long=True)
+            requests = [structs.replace(request, prompt=prompt) for request in requests]
+        return requests
+
+    def _decide(
+        self,
+        request: GenerationRequest,
+        hashes: PromptHashes,
+        left: Slo,
+        now_s: float,
+        num_answers: int,
+    ) -> tuple[Placement | NoNodeAvailable, Admit | Wait]:
+        """Return where a request could go now, or why nowhere, and whether it does or waits.
+
+        Raises as `start_siblings`.
+        """
+        decision: Admit | Wait | Refuse
+        found: Placement | NoNodeAvailable
+        try:
+            found = self._dispatcher.place(request, hashes)
+        except NoNodeAvailable as error:
+            if not (self._wanted.are_awaited or request.wait_s):
+                raise
+            found = error.with_traceback(None)  # which would keep all that is here
+            is_asleep = not self._dispatcher.lacks_adapter(request)
+            awaited = self._wanted.until_awake(left, request.prompt) if is_asleep else None
+            decision = self._admission.decide_without_nodes(left, awaited, now_s, num_answers)
+        else:
+            within_s = partial(self._router.tpot_within_s, found)
+            decision = self._admission.decide(left, found, now_s, within_s, num_answers)
+        if isinstance(decision, Refuse):
+            self._metrics.refused.labels(slo_class=request.slo.name, reason=decision.reason).inc()
+            raise decision.error
+        return found, decision
 
     def _wait_for_adapter(self, running: RunningRequest, error: NoNodeAvailable) -> None:
         """Have a request that was in line wait beside it until nodes have loaded its adapter."""

@@ -13,9 +13,10 @@ from coordinator.admission.decisions import Awaited
 from coordinator.generation import Listener
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
-from coordinator.requests.flow import Flow, FlowProcess, FlowTimes, WantedNodes
+from coordinator.requests.flow import Flow
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
+from coordinator.requests.surroundings import FlowProcess, FlowTimes, WantedNodes
 from coordinator.routing import Router
 from pdserve._native import TokenRun
 from pdserve.metrics import CoordinatorMetrics

@@ -12,8 +12,9 @@ from coordinator.admission import Admission, WaitingLine
 from coordinator.nodes.registry import Registry
 from coordinator.nodes.revisions import Revisions
 from coordinator.pools.role_changes import RoleChanges
-from coordinator.requests.flow import Flow, FlowTimes, WantedNodes
+from coordinator.requests.flow import Flow
 from coordinator.requests.running import RunningRequest
+from coordinator.requests.surroundings import FlowTimes, WantedNodes
 from coordinator.routing import Router
 from coordinator.service import CoordinatorService
 from pdserve.metrics import CoordinatorMetrics

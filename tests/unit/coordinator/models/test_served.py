@@ -19,7 +19,7 @@ from coordinator.models.overview import whole_status
 from coordinator.models.served import _LOOK_S, ServedModels
 from coordinator.pools.wake_times import FIRST_WAKE_S
 from coordinator.pools.wakes import FOLLOW_S, MIN_AWAKE_S, ModelNow, Waiting
-from coordinator.requests.flow import FlowProcess
+from coordinator.requests.surroundings import FlowProcess
 from coordinator.service import CoordinatorService
 from coordinator.text import Tokenizer
 from pdserve.findings.checks import findings

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Registry
-from coordinator.requests.flow import FlowTimes
 from coordinator.requests.running import RunningRequest
+from coordinator.requests.surroundings import FlowTimes
 from coordinator.routing import Router
 from pdserve.protocol import (
     CancelLeg,

@@ -9,9 +9,9 @@ import pytest
 
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member
-from coordinator.requests.flow import FlowTimes
 from coordinator.requests.resumes import MOST_PER_NODE
 from coordinator.requests.running import RunningRequest
+from coordinator.requests.surroundings import FlowTimes
 from pdserve.protocol import (
     Claim,
     Claimed,

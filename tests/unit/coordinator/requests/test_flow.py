@@ -16,9 +16,9 @@ from coordinator.admission import Admission, WaitingLine
 from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PromptHashes
-from coordinator.requests.flow import FlowTimes
 from coordinator.requests.journey import Journey
 from coordinator.requests.running import RunningRequest
+from coordinator.requests.surroundings import FlowTimes
 from coordinator.routing import Router
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import (

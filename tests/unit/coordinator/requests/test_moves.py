@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from coordinator.nodes.registry import Member
-from coordinator.requests.flow import FlowTimes
 from coordinator.requests.moves import MOST_PREFETCHES
 from coordinator.requests.running import RunningRequest
+from coordinator.requests.surroundings import FlowTimes
 from pdserve.protocol import (
     CancelLeg,
     DecodeLeg,

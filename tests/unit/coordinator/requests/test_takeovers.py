@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.nodes.registry import Member
-from coordinator.requests.flow import FlowTimes
 from coordinator.requests.moves import MOST_PER_TARGET
 from coordinator.requests.running import RunningRequest
+from coordinator.requests.surroundings import FlowTimes
 from pdserve.protocol import (
     CancelLeg,
     DecodeLeg,
