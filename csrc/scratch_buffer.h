@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -11,7 +12,8 @@
 namespace pdserve {
 
 // As large as the largest request so far, aligned to cache lines. Uses huge pages, if available,
-// once it is large enough. Growing discards the contents.
+// once it is large enough. Contents are there until the next call; PDSERVE_POISON makes sure that
+// nobody reads what the last one left (CONTRIBUTING.md).
 class ScratchBuffer {
 public:
     void* at_least(size_t num_bytes) {
@@ -27,7 +29,15 @@ public:
             // If the kernel has no huge pages, this is only slower.
             if (unit == kHugePage) madvise(buffer_.get(), num_bytes_, MADV_HUGEPAGE);
         }
+#if defined(PDSERVE_POISON)
+        if (num_bytes > 0) std::memset(buffer_.get(), 0xFF, num_bytes);  // NaN, and -1
+#endif
         return buffer_.get();
+    }
+
+    template <class T>
+    T* of(size_t count) {
+        return static_cast<T*>(at_least(count * sizeof(T)));
     }
 
     size_t num_bytes() const { return num_bytes_; }

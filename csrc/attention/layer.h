@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../isa/cpu.h"
+#include "../scratch_buffer.h"
 #include "kernels/kernel.h"
 
 namespace pdserve::attention {
@@ -125,7 +126,8 @@ private:
     std::vector<WorkItem> items_;
     std::vector<SharedItem> shared_;
     std::vector<int32_t> parts_left_;  // of each shared item; changed atomically
-    std::vector<float> states_;
+    ScratchBuffer states_;  // of all runs of shared items
+    float* first_state_;
     size_t num_state_floats_;
     size_t scratch_bytes_;  // of the largest item
 };

@@ -164,7 +164,7 @@ void Plan::share_runs(const WorkItem& item, int32_t num_parts) {
 }
 
 void Plan::reserve_memory() {
-    if (states_.size() < num_state_floats_) states_.resize(num_state_floats_);
+    first_state_ = states_.of<float>(num_state_floats_);
     parts_left_.clear();
     for (const SharedItem& shared : shared_) parts_left_.push_back(shared.num_parts);
     int most_rows = 0;
@@ -203,7 +203,7 @@ void attend(Plan& plan, const Step& step, int layer, const QueryRows& query, voi
             return;
         }
         const Plan::SharedItem& shared = plan.shared_[item.shared];
-        float* states = plan.states_.data() + shared.states;
+        float* states = plan.first_state_ + shared.states;
         const size_t runs_before = item.first_run - shared.first_run;
         kernel.attend(call, item, scratch, states + runs_before * plan.state_size_of(item));
         int32_t& parts_left = plan.parts_left_[item.shared];

@@ -62,12 +62,11 @@ State GroupRows::open(const Shape& shape, const Stretch& stretch, const int32_t*
     const int64_t key_width = padded(shape.key_dim), value_width = padded(shape.value_dim);
     rows_.clear();
     copies_.clear();
-    memory_.resize(before * channels + (num_matrix + num_deltas) * value_width
-        + kChunk * key_width + shape.group_size * (kChunk + 1));
     stretch_ = stretch;
     table_ = table;
     at_ = 0;
-    free_ = memory_.data();
+    free_ = memory_.of<float>(before * channels + (num_matrix + num_deltas) * value_width
+        + kChunk * key_width + shape.group_size * (kChunk + 1));
     add(before, channels, true);
     add(num_matrix, shape.value_dim, shape.value_dim == value_width);
     add(kChunk, shape.key_dim, shape.key_dim == key_width);

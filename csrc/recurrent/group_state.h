@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../scratch_buffer.h"
 #include "kernel.h"
 #include "launch.h"
 
@@ -44,7 +45,7 @@ private:
     void add(int64_t num_rows, int64_t size, bool is_whole);
 
     std::vector<float*> rows_;
-    std::vector<float> memory_;
+    ScratchBuffer memory_;
     std::vector<Copy> copies_;
     Stretch stretch_{};
     const int32_t* table_ = nullptr;

@@ -1,8 +1,7 @@
 #include "launch.h"
 
-#include <vector>
-
 #include "../isa/build_name.h"
+#include "../scratch_buffer.h"
 #include "../threads/thread_pool.h"
 #include "group_state.h"
 
@@ -51,10 +50,9 @@ struct Group {
 
 void mix_group(const Layer& layer, const attention::Step& step, const States& states,
     int64_t request, int64_t group, Function function) {
-    thread_local std::vector<float> scratch;
+    thread_local ScratchBuffer scratch;
     thread_local GroupRows found;
     const Shape& shape = layer.shape;
-    scratch.resize(scratch_size(shape));
     const int64_t num_bytes = group_state(shape) * static_cast<int64_t>(sizeof(float));
     const Stretch stretch{states.pool, states.block_bytes,
         (layer.number * shape.model_groups + shape.first_group + group) * num_bytes, num_bytes};
@@ -73,7 +71,7 @@ void mix_group(const Layer& layer, const attention::Step& step, const States& st
         Rows rows = of_step.rows(first, count);
         rows.num_before = (num_before + first) % kChunk;
         rows.state = state;
-        rows.scratch = scratch.data();
+        rows.scratch = scratch.of<float>(scratch_size(shape));
         function(rows);
         found.close();
     };

@@ -20,31 +20,31 @@ constexpr double kLog2E = 1.4426950408889634;
 
 // The k-th largest weight, or 0 if fewer are above 0.
 float kth_largest(int64_t k, int64_t vocab_size, const Kernels& kernels, Workspace& workspace) {
-    float* maxima = workspace.spare.data();
+    float* maxima = workspace.spare;
     const int64_t num_blocks = (vocab_size + kSmallBlock - 1) / kSmallBlock;
     float least = 0.0f;
     if (k <= num_blocks) {
         // At least this many blocks contain such a weight or a larger one.
-        kernels.block_maxima(workspace.weights.data(), vocab_size, maxima);
+        kernels.block_maxima(workspace.weights, vocab_size, maxima);
         std::nth_element(maxima, maxima + k - 1, maxima + num_blocks, std::greater<float>());
         least = maxima[k - 1];
     }
-    return select(kernels, workspace.weights.data(), vocab_size, least, Amount::kOne,
-        static_cast<double>(k), workspace.spare.data());
+    return select(kernels, workspace.weights, vocab_size, least, Amount::kOne,
+        static_cast<double>(k), workspace.spare);
 }
 
 // The smallest weight among the fewest, likeliest tokens whose weights sum to `top_p` of all
 // weights from `floor` up.
 float nucleus(double top_p, float floor, int64_t vocab_size, const Kernels& kernels,
     Workspace& workspace) {
-    const float* weights = workspace.weights.data();
-    const double kept = kernels.sum(weights, vocab_size, floor, workspace.block_sums.data());
+    const float* weights = workspace.weights;
+    const double kept = kernels.sum(weights, vocab_size, floor, workspace.block_sums);
     const double wanted = std::max(top_p * kept, kWeightUnit);
     // The tokens below this weigh less in total than what may be dropped.
     const double expendable = 0.99 * (kept - wanted) / static_cast<double>(vocab_size);
     const float least = std::max(floor, static_cast<float>(expendable));
     return select(
-        kernels, weights, vocab_size, least, Amount::kWeight, wanted, workspace.spare.data());
+        kernels, weights, vocab_size, least, Amount::kWeight, wanted, workspace.spare);
 }
 
 // The smallest weight that passes the filters. Equal weights are kept or dropped together.
@@ -81,10 +81,10 @@ int64_t draw(const RowParams& params, const float* logits, int64_t vocab_size, f
     constexpr double kLeast = std::numeric_limits<float>::min();
     constexpr double kMost = std::numeric_limits<float>::max();
     const auto scale = static_cast<float>(std::clamp(kLog2E / params.temperature, kLeast, kMost));
-    kernels.weigh(logits, vocab_size, peak, scale, workspace.weights.data());
+    kernels.weigh(logits, vocab_size, peak, scale, workspace.weights);
     const float floor = floor_of(params, vocab_size, kernels, workspace);
     const double total = kernels.sum(
-        workspace.weights.data(), vocab_size, floor, workspace.block_sums.data());
+        workspace.weights, vocab_size, floor, workspace.block_sums);
     const double target = uniform(params.seed, params.position) * total;  // less than the total
     return locate(workspace, floor, target);
 }
@@ -109,19 +109,18 @@ void add_logprobs(const Row& row, const Kernels& kernels, Choice& choice) {
 }  // namespace
 
 void Workspace::reserve(int64_t vocab_size) {
-    const size_t size = padded_size(vocab_size);
-    if (weights.size() >= size) return;
-    logits.resize(size);
-    spare.resize(size + 16);
-    block_sums.resize(size / kBlock);
-    weights.resize(size);  // last: where memory ran out, the next call tries again
+    const size_t size = padded_size(vocab_size), num_blocks = size / kBlock;
+    block_sums = memory_.of<double>(num_blocks + (3 * size + 16) / 2);  // two floats are as large
+    logits = reinterpret_cast<float*>(block_sums + num_blocks);
+    weights = logits + size;
+    spare = weights + size;
 }
 
 Choice choose(const Row& row, const Kernels& kernels, Workspace& workspace) {
     workspace.reserve(row.vocab_size);
     const float* logits = row.logits;
     if (row.mask != nullptr || row.edits != nullptr) {
-        float* changed = workspace.logits.data();
+        float* changed = workspace.logits;
         if (row.mask != nullptr) {
             kernels.mask(logits, row.vocab_size, row.mask, changed);
         } else {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "../scratch_buffer.h"
 #include "edits.h"
 #include "kernel.h"
 
@@ -42,10 +43,13 @@ class Workspace {
 public:
     void reserve(int64_t vocab_size);
 
-    std::vector<float> logits;  // edited
-    std::vector<float> weights;
-    std::vector<float> spare;
-    std::vector<double> block_sums;
+    double* block_sums;
+    float* logits;  // edited
+    float* weights;
+    float* spare;
+
+private:
+    ScratchBuffer memory_;
 };
 
 // A pure function of the row; the workspace carries no state between calls.
