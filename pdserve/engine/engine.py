@@ -180,6 +180,12 @@ class Engine(StepEnds):
         """Whether the thread that computes steps is there."""
         return self._thread is not None and self._thread.is_alive
 
+    @property
+    def thread_ran_s(self) -> float:
+        """Processor time that its thread, which has to be there, has used, in seconds."""
+        assert self._thread is not None
+        return self._thread.ran_s
+
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Call a function in the thread that computes steps, before the first or between two.
 

@@ -1,8 +1,9 @@
 """Finds out that a node's engine has died or is stuck, which nobody else would say.
 
-A step is stuck when it has run for many times as long as predicted. As in `pdserve.wire.patience`,
-only time in which this process ran is counted: in ticks that came in time. So neither a process
-that was stopped nor a machine that was too busy to tick makes a step seem long.
+A step is stuck when it has run for many times as long as predicted, or when its thread uses no
+processor time. As in `pdserve.wire.patience`, only time in which this process ran is counted: in
+ticks that came in time. So neither a process that was stopped nor a machine that was too busy to
+tick makes a step seem long.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 TICK_S = 0.25
 FACTOR = 10.0  # of the predicted time: a machine shared with others may be several times as slow
-FLOOR_S = 5.0  # added to it, for what no profile knows
+FLOOR_S = 5.0  # added to it, for what no profile knows; and for a thread that does not run
 # The same where predictions are a guess that has not been tried yet, where prompts are scored (what
 # no profile has measured), and on GPUs, where a step compiles the kernels that are needed for the
 # first time in it.
@@ -38,7 +39,9 @@ class _Step:
     """What an engine computed at the last look."""
 
     rows: Sequence[Scheduled] | None = None
-    ran_s: float = 0.0  # since it was first seen
+    lasts_s: float = 0.0  # since it was first seen
+    thread_ran_s: float = 0.0  # its thread's processor time
+    still_s: float = 0.0  # for how long that has been so
 
 
 class EngineWatch:
@@ -70,6 +73,7 @@ class EngineWatch:
         self._clock = clock
         self._compiles = compiles
         self._lost_rank = lost_rank
+        self._waits = compiles or lost_rank is not None  # a thread does, for others that compute
         self._due_s = clock.now() + TICK_S
 
     async def until(self, *events: Coroutine[Any, Any, object]) -> None:
@@ -106,21 +110,26 @@ class EngineWatch:
                 raise NodeSick(f"{Sickness.ENGINE_DEAD}: the thread that computes steps has ended")
             step = engine.step
             if step is not seen.rows:
-                seen.rows, seen.ran_s = step, 0.0
+                self._steps[engine] = _Step(step)
             elif step is not None and in_time:
-                seen.ran_s += TICK_S
-                self._check_time(step, seen.ran_s)
+                seen.lasts_s += TICK_S
+                if not self._waits:
+                    self._check_thread(seen, step, engine.thread_ran_s)
+                self._check_time(step, seen.lasts_s)
 
-    def _check_time(self, step: Sequence[Scheduled], ran_s: float) -> None:
+    def _check_thread(self, seen: _Step, step: Sequence[Scheduled], thread_ran_s: float) -> None:
+        """However long a step may take, it computes; also on a busy machine."""
+        seen.still_s = seen.still_s + TICK_S if thread_ran_s == seen.thread_ran_s else 0.0
+        seen.thread_ran_s = thread_ran_s
+        if seen.still_s > FLOOR_S:
+            raise _stuck(step, seen.lasts_s, f"its thread has not run for {seen.still_s:.1f} s")
+
+    def _check_time(self, step: Sequence[Scheduled], lasts_s: float) -> None:
         shape = shape_of(step)
         predicted_s = self._perf.step_s(shape)
         is_known = self._perf.is_known(shape) and not self._compiles and not is_scored(step)
-        if ran_s > FACTOR * predicted_s + (FLOOR_S if is_known else LONG_FLOOR_S):
-            faulthandler.dump_traceback()  # of every thread: where the step hangs
-            raise NodeSick(
-                f"{Sickness.ENGINE_STUCK}: a step of {len(step)} requests has not ended for "
-                f"{ran_s:.1f} s, {predicted_s:.3g} s were predicted"
-            )
+        if lasts_s > FACTOR * predicted_s + (FLOOR_S if is_known else LONG_FLOOR_S):
+            raise _stuck(step, lasts_s, f"{predicted_s:.3g} s were predicted")
 
 
 async def unless_rank_lost(
@@ -143,6 +152,15 @@ async def unless_rank_lost(
             if not task.done():
                 await end_sick(NodeSick(f"{Sickness.RANK_LOST}: {lost_rank()}"))
     return await task
+
+
+def _stuck(step: Sequence[Scheduled], lasts_s: float, why: str) -> NodeSick:
+    """Return that a step is, and write where."""
+    faulthandler.dump_traceback()  # of every thread
+    return NodeSick(
+        f"{Sickness.ENGINE_STUCK}: a step of {len(step)} requests has not ended for "
+        f"{lasts_s:.1f} s, {why}"
+    )
 
 
 def _sickness(error: BaseException | None) -> NodeSick:

@@ -75,6 +75,11 @@ class LifeThread:
     def is_alive(self) -> bool:
         return not self._machine.is_dead
 
+    @property
+    def ran_s(self) -> float:
+        """It has run all the time, unless its step hangs."""
+        return 0.0 if self._machine.hangs else self._loop.time()
+
     def close(self) -> None:
         """There is no thread to end."""
 

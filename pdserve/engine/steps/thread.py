@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -55,6 +56,12 @@ class StepThread:
     def is_alive(self) -> bool:
         """Whether it can still compute something, now or later."""
         return self._thread.is_alive()
+
+    @property
+    def ran_s(self) -> float:
+        """Processor time that it has used, in seconds. It has to be alive."""
+        assert self._thread.ident is not None, "it has been started"
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
 
     def close(self) -> None:
         """Wait for the submitted work to finish, and end the thread."""

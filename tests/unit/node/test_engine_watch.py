@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 
 import pytest
 import pytest_asyncio
@@ -24,12 +25,19 @@ from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import NodeSick
 from tests.fakes.runner import FakeRunner, Observer, decode_policy
 from tests.requests import make_request
-from tests.waits import until
+from tests.waits import WITHIN_S, until
 
 STEP_S = 2.0  # predicted, of any step
 MEASURED = StepCosts(knot_tokens=[8], knot_s=[STEP_S])
 THREE = StepShape(3, 1, prefill_pairs=6)  # tokens of a prompt
 LIMIT_S = FACTOR * STEP_S + FLOOR_S
+
+
+@pytest.fixture
+def is_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread has used processor time whenever somebody looks."""
+    ran = count()
+    monkeypatch.setattr(StepThread, "ran_s", property(lambda _: float(next(ran))))
 
 
 class HeldRunner(FakeRunner):
@@ -38,25 +46,32 @@ class HeldRunner(FakeRunner):
     def __init__(self) -> None:
         super().__init__(block_size=4)
         self.may_go = threading.Event()
+        self.is_held = threading.Event()
 
     def execute(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
     ) -> list[SampledToken | None]:
-        assert self.may_go.wait(10.0)
+        self.is_held.set()
+        assert self.may_go.wait(WITHIN_S)
         return super().execute(rows, progress)
 
 
 class Bench:
     """An engine in a step that does not end, and its watch."""
 
-    def __init__(self, costs: StepCosts = MEASURED, *, compiles: bool = False) -> None:
+    def __init__(self, costs: StepCosts, *, compiles: bool, is_ranked: bool) -> None:
         self.clock, self.runner, self.observer = ManualClock(), HeldRunner(), Observer()
         queues = Queues(BlockPool(64, 4), self.clock)
         self.engine = Engine(queues, decode_policy(8, 4), frozenset())
         self.running = asyncio.create_task(self.engine.run(self.runner, self.observer))
         self.perf = PerfModel(costs)
         self.watch = EngineWatch(
-            [self.engine], self.running, self.perf, self.clock, compiles=compiles
+            [self.engine],
+            self.running,
+            self.perf,
+            self.clock,
+            compiles=compiles,
+            lost_rank=(lambda: "") if is_ranked else None,
         )
 
     def settle(self) -> None:
@@ -85,8 +100,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(costs: StepCosts = MEASURED, *, compiles: bool = False) -> AsyncIterator[Bench]:
-    bench = Bench(costs, compiles=compiles)
+async def running(
+    costs: StepCosts = MEASURED, *, compiles: bool = False, is_ranked: bool = False
+) -> AsyncIterator[Bench]:
+    bench = Bench(costs, compiles=compiles, is_ranked=is_ranked)
     await until(lambda: bench.engine.has_thread)
     try:
         yield bench
@@ -102,12 +119,14 @@ async def bench() -> AsyncIterator[Bench]:
         yield bench
 
 
+@pytest.mark.usefixtures("is_computing")
 async def test_a_step_may_take_many_times_as_long_as_predicted_and_no_longer(bench: Bench) -> None:
     """The first one, too: what it costs was measured at the start."""
     await bench.begin_step()
     assert LIMIT_S < bench.ran_until_given_up() <= LIMIT_S + 2 * TICK_S
 
 
+@pytest.mark.usefixtures("is_computing")
 async def test_a_machine_that_has_changed_gets_no_longer_time(bench: Bench) -> None:
     bench.settle()
     for _ in range(CHANGED_STEPS):
@@ -117,6 +136,7 @@ async def test_a_machine_that_has_changed_gets_no_longer_time(bench: Bench) -> N
     assert limit_s < bench.ran_until_given_up() <= limit_s + 2 * TICK_S
 
 
+@pytest.mark.usefixtures("is_computing")
 @pytest.mark.parametrize("is_tried", [False, True])
 async def test_a_guess_is_not_relied_on_before_it_has_been_tried(*, is_tried: bool) -> None:
     """The machine was too busy to profile, or was not to be profiled."""
@@ -128,6 +148,7 @@ async def test_a_guess_is_not_relied_on_before_it_has_been_tried(*, is_tried: bo
         assert limit_s < bench.ran_until_given_up() <= limit_s + 2 * TICK_S
 
 
+@pytest.mark.usefixtures("is_computing")
 async def test_larger_steps_than_were_measured_have_longer() -> None:
     """A large model on few cores had no time for them in its profile."""
     async with running(replace(MEASURED, knot_tokens=[2])) as bench:
@@ -135,6 +156,7 @@ async def test_larger_steps_than_were_measured_have_longer() -> None:
         assert bench.ran_until_given_up() > LIMIT_S - FLOOR_S + LONG_FLOOR_S
 
 
+@pytest.mark.usefixtures("is_computing")
 async def test_prompts_that_are_scored_have_longer(bench: Bench) -> None:
     await bench.begin_step(prompt_logprobs=0)
     assert bench.ran_until_given_up() > LIMIT_S - FLOOR_S + LONG_FLOOR_S
@@ -147,11 +169,29 @@ async def test_a_step_that_may_compile_kernels_has_longer() -> None:
         assert bench.ran_until_given_up() > LIMIT_S - FLOOR_S + LONG_FLOOR_S
 
 
+@pytest.mark.parametrize("costs", [MEASURED, GUESS])
+async def test_a_thread_that_stands_still_is_found_however_long_its_step_may_take(
+    costs: StepCosts,
+) -> None:
+    async with running(costs) as bench:
+        await bench.begin_step()
+        await until(bench.runner.is_held.is_set)
+        assert FLOOR_S < bench.ran_until_given_up() < 2 * FLOOR_S
+
+
+async def test_a_thread_may_stand_still_while_other_ranks_compute() -> None:
+    async with running(is_ranked=True) as bench:
+        await bench.begin_step()
+        await until(bench.runner.is_held.is_set)
+        assert bench.ran_until_given_up() > LIMIT_S
+
+
 async def test_an_idle_engine_is_never_stuck(bench: Bench) -> None:
     for _ in range(int(10 * LIMIT_S / TICK_S)):
         bench.tick()
 
 
+@pytest.mark.usefixtures("is_computing")
 async def test_a_row_of_long_steps_is_no_stuck_one(bench: Bench) -> None:
     for number in range(3):
         await bench.begin_step()
@@ -162,6 +202,7 @@ async def test_a_row_of_long_steps_is_no_stuck_one(bench: Bench) -> None:
         bench.runner.may_go.clear()
 
 
+@pytest.mark.usefixtures("is_computing")
 async def test_time_in_which_the_process_was_stopped_is_not_counted(bench: Bench) -> None:
     """Whether it was once for long, or again and again."""
     await bench.begin_step()
