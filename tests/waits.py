@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+WITHIN_S = 60.0  # however busy the machine is
+
 
 async def turn() -> None:
     """Let every task run until it waits."""
@@ -14,6 +16,6 @@ async def turn() -> None:
 
 async def until(condition: Callable[[], bool], *, pause_s: float = 0.005) -> None:
     """Until somebody has made it so who tells nobody; looks every `pause_s`."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         while not condition():
             await asyncio.sleep(pause_s)

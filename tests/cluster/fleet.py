@@ -40,8 +40,8 @@ LONG_S = {"drain_s": 60.0, "liveness_s": 30.0, "lease_s": 60.0, "transfer_s": 60
 ROUTING = RoutingConfig(router="least-loaded", admission=False, price=["prefill=2.5", "decode=1"])
 # Events, however late a busy machine lets anybody see them. Nothing here comes of a deadline: those
 # that would end a request in the end anyway are far longer (`fleet_config`).
-SETTLE_S = 10.0  # until what a request held must be free again
-HEARD_S = 10.0  # until a client is told that a process it needs has gone
+SETTLE_S = 30.0  # until what a request held must be free again
+HEARD_S = 30.0  # until a client is told that a process it needs has gone
 _TICK_S = 0.02
 
 # Gauges of a node that are 0 when it holds nothing for anybody.

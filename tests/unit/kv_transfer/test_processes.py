@@ -33,6 +33,8 @@ from tests.unit.kv_transfer.pairs import (
 
 ROOT = Path(__file__).parents[3]
 TABLE = [2] * ENDLESS_BLOCKS
+ENDLESS_S = 60.0  # the deadline of a pull
+SOON_S = 20.0  # what is found out before it, however busy the machine is
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Peer:
         if number == signal.SIGKILL:
             self.process.wait()
 
-    async def start_endless(self, timeout_s: float = 30) -> asyncio.Task[object]:
+    async def start_endless(self, timeout_s: float = ENDLESS_S) -> asyncio.Task[object]:
         """A pull in the middle of its transfer."""
         pulling = self.puller.pull(self.link, self.started.endless, TABLE, 0, timeout_s)
         task = asyncio.create_task(pulling)
@@ -56,7 +58,7 @@ class Peer:
         assert not task.done()
         return task
 
-    async def pull_short(self, timeout_s: float = 10) -> None:
+    async def pull_short(self, timeout_s: float = ENDLESS_S) -> None:
         await self.puller.pull(self.link, self.started.short, [0], 0, timeout_s)
 
 
@@ -81,7 +83,7 @@ def exporter_process(kind: str) -> Iterator[tuple[subprocess.Popen[bytes], Start
 async def linked(process: subprocess.Popen[bytes], started: Started) -> AsyncIterator[Peer]:
     pool = make_pool(LARGE, 4)
     puller = make_puller(pool, LARGE)
-    link = await puller.connect(started.welcome, timeout_s=5)
+    link = await puller.connect(started.welcome, timeout_s=SOON_S)
     assert [link.transport] == [offer.name for offer in started.welcome.offers]
     yield Peer(process, started, puller, link, pool)
     await link.close()
@@ -133,7 +135,7 @@ async def test_kill_in_the_middle(doomed: Peer) -> None:
         started_s = time.monotonic()
         with pytest.raises(PeerLost, match=r"broke|did not answer"):
             await task
-        assert time.monotonic() - started_s < 2
+        assert time.monotonic() - started_s < SOON_S
     await assert_still(doomed.pool)
 
 
@@ -148,18 +150,18 @@ async def test_pull_after_a_kill(doomed: Peer) -> None:
         started_s = time.monotonic()
         with pytest.raises(PeerLost, match=r"cannot connect|has hung up"):
             await doomed.pull_short()
-        assert time.monotonic() - started_s < 2
+        assert time.monotonic() - started_s < SOON_S
     with pytest.raises(PeerLost):
-        await doomed.puller.connect(doomed.started.welcome, timeout_s=5)
+        await doomed.puller.connect(doomed.started.welcome, timeout_s=SOON_S)
 
 
 async def test_stop_in_the_middle(peer: Peer) -> None:
     started_s = time.monotonic()
-    task = await peer.start_endless(timeout_s=0.5)
+    task = await peer.start_endless(timeout_s=1.5)
     peer.signal(signal.SIGSTOP)
     with pytest.raises(TransferTimeout):
         await task
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < SOON_S
     peer.signal(signal.SIGCONT)
     await assert_still(peer.pool)
     await peer.pull_short()
@@ -184,6 +186,6 @@ async def test_cancel_while_stopped(peer: Peer) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - started_s < 2
+    assert time.monotonic() - started_s < SOON_S
     peer.signal(signal.SIGCONT)
     await assert_still(peer.pool)

@@ -268,7 +268,8 @@ async def test_silence_is_a_time_out_and_not_tried_again() -> None:
         assert "'cloud' has said nothing for too long" in error["message"]
         async with two.api.chat({"X-Request-Timeout": "0.1"}, model="auto") as response:
             assert response.status == 504
-    assert len(two.cloud.bodies) == 2
+    assert two.pauses == []
+    assert len(two.cloud.bodies) <= 2  # a busy machine may be late to read the second
 
 
 async def test_who_fails_again_and_again_is_left_alone() -> None:

