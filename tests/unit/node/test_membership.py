@@ -266,7 +266,7 @@ async def test_a_connection_without_a_hello_is_cut(coordinator: Coordinator) -> 
         stream = CoordinatorStub(channel).Attach()
         await stream.wait_for_connection()
         with pytest.raises(grpc.aio.AioRpcError, match="no message arrived"):
-            async with asyncio.timeout(TIMEOUTS.connect_s + 2):
+            async with asyncio.timeout(30):
                 await stream.read()
 
 
