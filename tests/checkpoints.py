@@ -14,68 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Glm4Config,
-    Glm4ForCausalLM,
-    GlmConfig,
-    GlmForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    GraniteMoeHybridConfig,
-    GraniteMoeHybridForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Olmo3Config,
-    Olmo3ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-)
 
 from tests.cluster.prompts import EOS_TOKEN, EOS_TOKEN_ID
 
-# family |-> config class, model class, and what a small model of it wants besides `_SMALL`
-_FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+# family |-> its name in transformers, which imports it when it is asked for, and what a small model
+# of it wants besides `_SMALL`
+_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
     # Scales, caps and windows are such that each of them changes what the model says.
     "gemma2": (
-        Gemma2Config,
-        Gemma2ForCausalLM,
+        "Gemma2",
         {
             "head_dim": 32,
             "query_pre_attn_scalar": 1000,
@@ -87,8 +41,7 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
         },
     ),
     "gemma3": (
-        Gemma3TextConfig,
-        Gemma3ForCausalLM,
+        "Gemma3",
         {
             "head_dim": 32,
             "query_pre_attn_scalar": 24,
@@ -97,11 +50,10 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
-    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4}),
-    "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": None}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "phi3": ("Phi3", {"sliding_window": None}),
     "granite": (
-        GraniteConfig,
-        GraniteForCausalLM,
+        "Granite",
         {
             "embedding_multiplier": 3.0,
             "attention_multiplier": 0.4,
@@ -110,8 +62,7 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
         },
     ),
     "granite4": (
-        GraniteMoeHybridConfig,
-        GraniteMoeHybridForCausalLM,
+        "GraniteMoeHybrid",
         {
             "num_local_experts": 0,
             "shared_intermediate_size": 96,
@@ -126,8 +77,7 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
     ),
     # Of experts so many gates and ups are beyond 7 that clamping matters.
     "gpt_oss": (
-        GptOssConfig,
-        GptOssForCausalLM,
+        "GptOss",
         {
             "head_dim": 32,
             "num_local_experts": 5,
@@ -136,18 +86,16 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
             "intermediate_size": 72,
         },
     ),
-    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
+    "olmo2": ("Olmo2", {}),
     "olmo3": (
-        Olmo3Config,
-        Olmo3ForCausalLM,
+        "Olmo3",
         {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]},
     ),
-    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"no_rope_layers": [0, 1]}),
-    "glm": (GlmConfig, GlmForCausalLM, {"head_dim": 32}),
-    "glm4": (Glm4Config, Glm4ForCausalLM, {"head_dim": 32}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [0, 1]}),
+    "glm": ("Glm", {"head_dim": 32}),
+    "glm4": ("Glm4", {"head_dim": 32}),
     "cohere2": (
-        Cohere2Config,
-        Cohere2ForCausalLM,
+        "Cohere2",
         {
             "sliding_window": 24,
             "layer_types": ["sliding_attention", "full_attention"],
@@ -156,8 +104,7 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
         },
     ),
     "qwen2_moe": (
-        Qwen2MoeConfig,
-        Qwen2MoeForCausalLM,
+        "Qwen2Moe",
         {
             "num_experts": 6,
             "num_experts_per_tok": 2,
@@ -166,8 +113,7 @@ _FAMILIES: dict[str, tuple[type, type, dict[str, Any]]] = {
         },
     ),
     "qwen3_moe": (
-        Qwen3MoeConfig,
-        Qwen3MoeForCausalLM,
+        "Qwen3Moe",
         {
             "head_dim": 32,
             "num_experts": 8,
@@ -206,17 +152,15 @@ _LATENT: dict[str, Any] = {  # no size is a multiple of those of vectors
 }
 _FAMILIES |= {
     "deepseek_v2": (
-        DeepseekV2Config,
-        DeepseekV2ForCausalLM,
+        "DeepseekV2",
         _LATENT | {"topk_method": "group_limited_greedy"},
     ),
-    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM, _LATENT),
+    "deepseek_v3": ("DeepseekV3", _LATENT),
 }
 
 _FAMILIES |= {
     "qwen3_next": (
-        Qwen3NextConfig,
-        Qwen3NextForCausalLM,
+        "Qwen3Next",
         {
             "num_hidden_layers": 3,
             "full_attention_interval": 2,
@@ -282,10 +226,11 @@ def make_checkpoint(
     Returns:
         `path`.
     """
-    config_class, model_class, defaults = _FAMILIES[family]
-    config = config_class(**(_SMALL | defaults | overrides))
+    name, defaults = _FAMILIES[family]
+    model_class = getattr(transformers, f"{name}ForCausalLM")
+    config = model_class.config_class(**(_SMALL | defaults | overrides))
     torch.manual_seed(seed)
-    model: PreTrainedModel = model_class(config)
+    model = model_class(config)
     _randomise(model)
     path.mkdir(parents=True, exist_ok=True)
     model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
@@ -336,7 +281,7 @@ def to_transformers_4_style(path: Path) -> None:
     edit_config(path, rope_parameters=None, rope_theta=theta, rope_scaling=scaling)
 
 
-def _randomise(model: PreTrainedModel) -> None:
+def _randomise(model: torch.nn.Module) -> None:
     """Weights large enough to matter, also where transformers starts with 1 (norms) or 0 (biases).
 
     Layers weigh more than the embedding, so that the newest token does not decide all by itself.

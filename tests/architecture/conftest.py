@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -11,5 +12,7 @@ from tests.architecture.repository import tree_of
 
 @pytest.fixture(scope="package", autouse=True)
 def _trees() -> Iterator[None]:
+    gc.disable()  # millions of nodes, and no cycles
     yield
     tree_of.cache_clear()
+    gc.enable()
