@@ -13,12 +13,14 @@ import logging
 import os
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from threading import Lock
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from coordinator.stateful.storage.shared.link import DEADLINE_S, MAX_CONNECTIONS, DatabaseLink
 from pdserve.shared.errors import StoreUnavailable
@@ -27,6 +29,8 @@ from pdserve.shared.process.may_pass import config_error, has_no_room
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+_Call: TypeAlias = tuple[Future[Any], Callable[[], Any]]
 Row: TypeAlias = tuple[Any, ...]
 Step: TypeAlias = tuple[Any, ...]  # a statement and its parameters
 MAX_BYTES = 16 << 30
@@ -62,6 +66,43 @@ class Database(Protocol):
         ...
 
 
+class FairThread:
+    """A thread that tenants take turns at, of one call each; it takes the next call by itself."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "jobs")
+        # Tenant |-> its waiting calls; the tenant whose turn is next comes first.
+        self._waiting: OrderedDict[str, deque[_Call]] = OrderedDict()
+        self._lock = Lock()  # of what waits
+
+    async def run(self, owner: str, call: Callable[[], T]) -> T:
+        """Make a call when it is the turn of its tenant."""
+        answer: Future[T] = Future()
+        with self._lock:
+            self._waiting.setdefault(owner, deque()).append((answer, call))
+        self._executor.submit(self._next)  # one for each call, whichever it makes
+        return await asyncio.wrap_future(answer)
+
+    def shutdown(self) -> None:
+        """End it, once all calls are made."""
+        self._executor.shutdown()
+
+    def _next(self) -> None:
+        with self._lock:
+            owner, calls = self._waiting.popitem(last=False)
+            answer, call = calls.popleft()
+            if calls:
+                self._waiting[owner] = calls  # at the end
+        if not answer.set_running_or_notify_cancel():
+            return
+        try:
+            found = call()
+        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+            answer.set_exception(error)
+        else:
+            answer.set_result(found)
+
+
 class SqliteDatabase:
     """A file of this coordinator's, or memory."""
 
@@ -71,8 +112,7 @@ class SqliteDatabase:
         """Open the file, or create it. Raises ConfigError."""
         self._schema: Sequence[str] = schema  # empty once it is made
         self.max_bytes = MAX_MEMORY_BYTES if path is None else MAX_BYTES
-        self._thread = ThreadPoolExecutor(1, "jobs")
-        self._turns = Turns()
+        self._thread = FairThread()
         try:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,16 +131,14 @@ class SqliteDatabase:
 
     async def run(self, *steps: Step, is_guarded: bool = False, owner: str = "") -> list[list[Row]]:
         """See Database."""
-        loop = asyncio.get_running_loop()
         try:
-            async with self._turns.of(owner):
-                return await loop.run_in_executor(self._thread, self._run, steps, is_guarded)
+            return await self._thread.run(owner, partial(self._run, steps, is_guarded))
         except (sqlite3.Error, RuntimeError) as error:
             raise StoreUnavailable(f"batches cannot be kept now: {error}") from error
 
     async def close(self) -> None:
         """See Database."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._database.close)
+        await self._thread.run("", self._database.close)
         self._thread.shutdown()
 
     def _prepare(self) -> None:

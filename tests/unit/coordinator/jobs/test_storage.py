@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from coordinator.jobs.storage.batches import (
     Line,
     LineState,
 )
-from coordinator.jobs.storage.database import Database, Row, Step
+from coordinator.jobs.storage.database import Database, FairThread, Row, Step
 from coordinator.jobs.storage.files import CHUNK_BYTES, Files
 from pdserve.shared.errors import InvalidRequest, ItemNotFound, StoreUnavailable
 from tests.full_disk import full_disk
+from tests.postgres import Postgres
 from tests.unit.coordinator.api.harness import served
 from tests.unit.coordinator.jobs.played import cluster
 from tests.unit.coordinator.jobs.test_batches import content, create, ended, line, upload
@@ -197,19 +199,44 @@ async def test_a_batch_of_which_a_part_has_arrived_is_not_there(
     assert rows == [(young.id,)], "and a living one leaves nothing"
 
 
-async def test_tenants_have_turns_at_a_database(database: Database) -> None:
-    batches, order = Batches(database), list[str]()
+async def test_tenants_have_turns_at_a_thread() -> None:
+    thread, gate, order = FairThread(), threading.Event(), list[str]()
+
+    def call(owner: str) -> asyncio.Task[None]:
+        return asyncio.create_task(thread.run(owner, lambda: order.append(owner)))
+
+    blocking = asyncio.create_task(thread.run("many", gate.wait))
+    many = [call("many") for _ in range(9)]
+    given_up = call("given up")
+    await asyncio.sleep(0)  # all of them ask
+    few = call("few")
+    await asyncio.sleep(0)
+    given_up.cancel()
+    gate.set()
+    await asyncio.gather(blocking, few, *many)
+    assert order.index("few") == 1, "behind one more of whoever has many"
+    assert order.count("many") == 9
+    assert "given up" not in order
+    with pytest.raises(ZeroDivisionError):
+        await thread.run("few", lambda: 1 // 0)
+    thread.shutdown()
+
+
+async def test_tenants_have_turns_at_a_shared_database(postgres: Postgres) -> None:
+    database, order = open_jobs(await postgres.new_database()), list[str]()
+    batches = Batches(database)
     await database.run()  # its tables are there
 
     async def looks(owner: str) -> None:
         await batches.page(owner, "batch", behind=None, limit=9)
         order.append(owner)
 
-    many = [asyncio.create_task(looks("many")) for _ in range(200)]
+    many = [asyncio.create_task(looks("many")) for _ in range(99)]
     await asyncio.sleep(0)  # all of them ask
     await looks("few")
     assert len(order) < 20, "it waits for what runs, and for one more of each tenant"
     await asyncio.gather(*many)
+    await database.close()
 
 
 async def test_pages_and_what_is_too_old(database: Database) -> None:
