@@ -152,6 +152,38 @@ async def _batches(attacker: Attacker, number: int) -> None:
     await attacker.batch(_COMPLETIONS, bodies)
 
 
+async def _files(attacker: Attacker, number: int) -> None:
+    await attacker.file(f"{number}".encode() + b" " * (32 << 20))
+
+
+async def _message_batches(attacker: Attacker, number: int) -> None:
+    message = {"role": "user", "content": "Hi"}
+    params = {"model": attacker.model, "max_tokens": 1, "messages": [message]}
+    requests = [{"custom_id": f"{number}-{i}", "params": params} for i in range(8_000)]
+    await attacker.post("/v1/messages/batches", {"requests": requests})
+
+
+async def _pairs(attacker: Attacker, number: int) -> None:
+    documents = [f"{number} {i} the quick brown fox" for i in range(2048)]
+    body = {"model": attacker.model, "query": "What?", "documents": documents}
+    await attacker.post("/v1/rerank", body)
+
+
+async def _counts(attacker: Attacker, number: int) -> None:
+    message = {"role": "user", "content": f"{number} " + "the quick brown fox " * 500_000}
+    body = {"model": attacker.model, "messages": [message]}
+    await attacker.post("/v1/messages/count_tokens", body)
+
+
+async def _tools(attacker: Attacker, number: int) -> None:
+    of = {f"k{i}": {"type": "string", "pattern": f"(a|b){{1,{i + 50}}}"} for i in range(8)}
+    schema = {"type": "object", "properties": of, "required": list(of)}
+    tools = [{"name": f"t{number}_{i}", "strict": True, "input_schema": schema} for i in range(3)]
+    message = {"role": "user", "content": "Hi"}
+    body = {"model": attacker.model, "messages": [message], "max_tokens": 64, "tools": tools}
+    await attacker.post("/v1/messages", body | {"tool_choice": {"type": "any"}})
+
+
 async def _metrics(attacker: Attacker, number: int) -> None:
     await attacker.get("/metrics")
 
@@ -176,6 +208,11 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "embeddings": Attack("embeddings of 64 texts a call", _embeddings, 4),
     "stored": Attack("responses to be stored", _stored, 8),
     "batches": Attack("batches of 512 calls, which nobody waits for", _batches, 2),
+    "files": Attack("files of 32 MiB, stored and deleted", _files, 2),
+    "message-batches": Attack("batches of 8000 messages each", _message_batches, 2),
+    "pairs": Attack("2048 documents to rank", _pairs, 2),
+    "counts": Attack("10 MB of text to count", _counts, 4),
+    "tools": Attack("strict tools, never the same", _tools, 4),
     "metrics": Attack("scrapes, without a key", _metrics, 4, has_key=False),
     "generated": Attack("calls drawn at random", generated, 12),
 }

@@ -43,9 +43,7 @@ class Attacker:
             {"custom_id": str(i), "method": "POST", "url": path, "body": body}
             for i, body in enumerate(bodies)
         )
-        form = aiohttp.FormData({"purpose": "batch"})
-        form.add_field("file", b"\n".join(map(msgspec.json.encode, lines)), filename="calls.jsonl")
-        file = await self._made("/v1/files", data=form)
+        file = await self._file(b"\n".join(map(msgspec.json.encode, lines)))
         made = {"input_file_id": file["id"], "endpoint": path, "completion_window": "24h"}
         batch = await self._made("/v1/batches", json=made)
         while batch["status"] in _UNDER_WAY:
@@ -53,6 +51,12 @@ class Attacker:
             async with self.session.get(f"{self.url}/v1/batches/{batch['id']}") as response:
                 batch = await response.json()
         self.ends[f"batch {batch['status']}"] += 1
+
+    async def file(self, content: bytes) -> None:
+        """Store a file, and delete it."""
+        file = await self._file(content)
+        async with self.session.delete(f"{self.url}/v1/files/{file['id']}") as response:
+            await self._read(response)
 
     async def leave(self, path: str, body: dict[str, Any], after_s: float) -> None:
         """Send a call, and close the connection after that time."""
@@ -114,6 +118,11 @@ class Attacker:
         """A prompt that nobody has sent before, if `number` was not used before."""
         first = [PLAIN_IDS[(number >> shift) % len(PLAIN_IDS)] for shift in (0, 7, 14)]
         return (first + [PLAIN_IDS[i % len(PLAIN_IDS)] for i in range(count)])[:count]
+
+    async def _file(self, content: bytes) -> dict[str, Any]:
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", content, filename="calls.jsonl")
+        return await self._made("/v1/files", data=form)
 
     async def _made(self, path: str, **fields: Any) -> dict[str, Any]:
         async with self.session.post(self.url + path, **fields) as response:
