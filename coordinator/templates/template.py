@@ -8,6 +8,7 @@ own (`child.py`), for which `coordinator/text/renderers.py` looks.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -123,16 +124,27 @@ class ChatTemplate:
         try:
             return template.render(self.names(conversation, messages))
         except _TEMPLATE_ERRORS as error:
-            if not is_refusal(error):  # some read parts only, such as Gemma 3's first ones
+            for other_form in () if is_refusal(error) else (_in_parts, _with_arguments_as_text):
                 with suppress(*_TEMPLATE_ERRORS):
-                    return template.render(self.names(conversation, [*map(_in_parts, messages)]))
+                    return template.render(self.names(conversation, [*map(other_form, messages)]))
             what = str(error) or type(error).__name__
             raise InvalidRequest(f"the chat template failed: {what}", "messages") from error
 
 
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its text as OpenAI's API has it where there are images, too."""
+    """Return a message with its text as a list of parts, as Gemma 3's first templates read it."""
     return message | {"content": [{"type": "text", "text": message["content"]}]}
+
+
+def _with_arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its calls' arguments as JSON text, as DeepSeek's templates read it."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append(call | {"function": call["function"] | {"arguments": text}})
+    return message | {"tool_calls": calls}
 
 
 def _compiled(source: str) -> jinja2.Template:

@@ -95,6 +95,19 @@ def test_contents_are_parts_where_a_template_reads_nothing_else(tmp_path: Path) 
         ChatTemplate(failing).render(TemplateInput(messages=MESSAGES))
 
 
+def test_arguments_are_text_where_a_template_takes_no_others() -> None:
+    """As DeepSeek's do."""
+    source = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+        "{{ call.function.name + ' ' + call.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    function = {"name": "weather", "arguments": {"city": "Köln"}}
+    call = {"id": "c", "type": "function", "function": function}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    rendered = ChatTemplate(source).render(TemplateInput(messages=[*MESSAGES, asked]))
+    assert rendered == 'weather {"city": "Köln"}'
+
+
 @pytest.mark.parametrize("name", ["plain", "generation"])
 def test_continues_the_final_message_like_transformers(name: str, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
