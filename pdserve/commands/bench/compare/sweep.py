@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pdserve.commands.bench.compare.answers import Answers
 from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.config import COLOCATED, Tuning
-from pdserve.commands.bench.compare.goodput import Draws, bounded
+from pdserve.commands.bench.compare.goodput import Draws, RatePoint, bounded, crossing
 from pdserve.commands.bench.compare.interference import Interference
 from pdserve.commands.bench.compare.rates import next_rate
 from pdserve.commands.bench.compare.report import RateRow, Trial, Unloaded
@@ -175,23 +175,26 @@ class Sweep:
             if not runners:
                 result.stopped = "no mode is left"
                 return
-            rates = self._next_rates(number, result)
-            if not rates:
+            wanted = self._next_rates(number, result)
+            if not wanted:
                 is_given = bool(self._plan.rates)
                 result.stopped = "all given rates are measured" if is_given else _ENOUGH
+                return
+            needs_s = {
+                mode: (self._lasts_s(rate) + longest_tail_s) * (1 + (mode in result.again))
+                for mode, rate in wanted.items()
+            }
+            rates = self._in_time(wanted, needs_s, until_s) if number else wanted
+            if not rates:
+                told = ", ".join(f"{rate:g}/s" for rate in sorted(set(wanted.values())))
+                result.stopped = f"no time for {told}: at least {min(needs_s.values()):.0f} s"
                 return
             # Each round has arrivals of its own, or one unlucky series would move the whole curve,
             # and no interval would show it. No prompt is sent twice: whoever keeps answers, or
             # ignores salts, gains nothing.
             turn = 2 * number + 1
-            order = [_Run(mode, rate, turn) for mode, rate in rates.items()]
+            order = [_Run(mode, rates[mode], turn) for mode in runners if mode in rates]
             order += [_Run(mode, rates[mode], turn + 1) for mode in result.again if mode in rates]
-            needs_s = sum(self._lasts_s(run.rate) + longest_tail_s for run in order)
-            left_s = max(0.0, until_s - self._experiment.clock.now())
-            if number and needs_s > left_s:
-                wanted = ", ".join(f"{rate:g}/s" for rate in sorted(set(rates.values())))
-                result.stopped = f"no time for {wanted}, which would take {needs_s:.0f} s"
-                return
             said: dict[float, dict[str, list[Outcome]]] = {}
             for run in order if number % 2 == 0 else reversed(order):
                 if run.mode not in runners:
@@ -234,27 +237,46 @@ class Sweep:
         """Return how long the requests of a run at this rate arrive."""
         return self._experiment.count_at(self._case, rate) / rate
 
+    def _in_time(
+        self, rates: dict[str, float], needs_s: dict[str, float], until_s: float
+    ) -> dict[str, float]:
+        """Return the rates of a round for which there is time, the first ones first.
+
+        Given rates are measured of all modes, or of none.
+        """
+        left_s = until_s - self._experiment.clock.now()
+        chosen = {}
+        for mode, rate in rates.items():
+            if needs_s[mode] <= left_s:
+                chosen[mode] = rate
+                left_s -= needs_s[mode]
+        return {} if self._plan.rates and len(chosen) < len(rates) else chosen
+
     def _next_rates(self, number: int, result: SweepResult) -> dict[str, float]:
-        """Return the rates of the next round, by mode; none for those that are certain enough."""
+        """Return the rates of the next round, by mode: first of those that are to be told apart.
+
+        Of the others, only the crossings are looked for.
+        """
         given = self._plan.rates
         if given:
             return dict.fromkeys(result.rows, given[number]) if number < len(given) else {}
         draws, noise = result.draws(self._plan.seed), result.noise(self._plan.seed)
         done = {*draws} - undecided(draws, noise) if len(draws) > 1 else set()
-        rates = {
-            mode: self._next_rate(result.runs(mode), draws.get(mode))
-            for mode in result.rows
-            if mode not in done
-        }
+        rates = {}
+        for mode in sorted(result.rows, key=lambda mode: mode in done):
+            points = [run.point for run in result.runs(mode)]
+            if mode not in done or crossing(points, self._plan.target)[1] != "crossing":
+                rates[mode] = self._next_rate(points, self._idle[mode].burst_per_s, draws.get(mode))
         return {mode: round(rate, _RATE_DIGITS) for mode, rate in rates.items() if rate}
 
-    def _next_rate(self, runs: Sequence[RateRow], draws: Draws | None) -> float | None:
-        points, target = [run.point for run in runs], self._plan.target
-        is_certain = False
+    def _next_rate(
+        self, points: Sequence[RatePoint], takes: float, draws: Draws | None
+    ) -> float | None:
+        target, is_certain = self._plan.target, False
         if draws is not None:
             found = bounded(points, target, draws)
             is_certain = found.high is not None and found.high <= _CERTAIN * found.low
-        return next_rate(points, self._takes * _START, target, is_certain=is_certain)
+        return next_rate(points, self._takes * _START, takes, target, is_certain=is_certain)
 
     def _tell(self, text: str) -> None:
         self._experiment.tell(f"{self._case.name}: {text}")

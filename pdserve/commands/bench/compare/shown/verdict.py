@@ -110,8 +110,8 @@ def undecided(draws: Mapping[str, Draws], noise: Noise | None) -> set[str]:
 
 def _is_decided(best: Draws, other: Draws, least_times: float) -> bool:
     ratio = Ratio.of(best, other, _LOOKED_AT_OFTEN)
-    if ratio is None:
-        return False
+    if ratio is None:  # at least one is beyond the rates
+        return bool(np.mean(best > other) >= _LOOKED_AT_OFTEN[1] / 100)
     is_worse = ratio.low > 1 and ratio.middle > least_times
     return is_worse or 1 / _ALIKE <= ratio.low <= ratio.high <= _ALIKE
 

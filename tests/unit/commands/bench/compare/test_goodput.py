@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from pdserve.commands.bench.compare.goodput import RatePoint, crossing, goodput, merged
@@ -80,12 +82,12 @@ def test_low_rates_that_were_kept_add_no_doubt() -> None:
     assert goodput(kept[-1:], 0.9, seed=0).low == 0.0
 
 
-def climb(goodput: float, start: float, most: int = 20) -> list[float]:
+def climb(goodput: float, start: float, takes: float = inf, most: int = 20) -> list[float]:
     """The rates for a server that meets nearly everything up to its goodput, then nothing."""
     rates: list[float] = []
     while len(rates) < most:
         curve = points(*((rate, 0.95 * (rate <= goodput)) for rate in rates))
-        rate = next_rate(curve, start, 0.9, is_certain=True)
+        rate = next_rate(curve, start, takes, 0.9, is_certain=True)
         if rate is None:
             break
         rates.append(rate)
@@ -101,17 +103,24 @@ def test_who_fails_at_the_first_rate_is_looked_for_below_it() -> None:
     assert climb(0.4, start=1.0) == pytest.approx([1, 0.5, 0.25, 0.5**1.5, 0.5**1.25])
 
 
+def test_rates_that_a_server_could_not_take_are_left_out_on_the_way_down() -> None:
+    assert climb(0.2, start=8.0, takes=0.3) == pytest.approx(
+        [8, 0.25, 0.125, 0.177, 0.21], rel=0.01
+    )
+    assert climb(2.0, start=8.0, takes=0.3)[:3] == [8, 0.25, 2**0.5], "it takes more"
+
+
 def test_who_never_serves_anything_does_not_take_all_the_time() -> None:
     assert len(climb(0.0, start=1.0)) == 6
 
 
 def test_an_uncertain_crossing_is_measured_again_where_there_were_fewer_requests() -> None:
     curve = [RatePoint(1.0, {"": (10, 10)}), RatePoint(1.05, {"": (8, 10)})]
-    assert next_rate([], 3.0, 0.9, is_certain=False) == 3.0
-    assert next_rate(curve, 3.0, 0.9, is_certain=False) in (1.0, 1.05)
+    assert next_rate([], 3.0, 3.0, 0.9, is_certain=False) == 3.0
+    assert next_rate(curve, 3.0, 3.0, 0.9, is_certain=False) in (1.0, 1.05)
     more = [*curve, RatePoint(1.0, {"": (90, 90)})]
-    assert next_rate(more, 3.0, 0.9, is_certain=False) == 1.05
-    assert next_rate(more, 3.0, 0.9, is_certain=True) is None
+    assert next_rate(more, 3.0, 3.0, 0.9, is_certain=False) == 1.05
+    assert next_rate(more, 3.0, 3.0, 0.9, is_certain=True) is None
 
 
 def test_runs_need_not_have_the_same_kinds_of_requests() -> None:

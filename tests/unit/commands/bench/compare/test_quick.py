@@ -5,7 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import exp
 from typing import Any
 
@@ -45,11 +46,20 @@ NOISE = 0.03  # of a machine's speed from run to run
 
 @dataclass
 class Server:
-    """One that computes prompts in turn, and all streams together."""
+    """Nodes that take turns; each computes prompts in turn, and all its streams together."""
 
     speed: float
+    num_nodes: int = 1
 
     def serve(self, requests: Sequence[TimedRequest], until_s: float) -> list[Outcome]:
+        outcomes = [self._alone(requests[n :: self.num_nodes], until_s) for n in self._nodes]
+        return sorted(chain.from_iterable(outcomes), key=lambda outcome: outcome.due_s)
+
+    @property
+    def _nodes(self) -> range:
+        return range(self.num_nodes)
+
+    def _alone(self, requests: Sequence[TimedRequest], until_s: float) -> list[Outcome]:
         free_s, ends, outcomes = 0.0, list[float](), list[Outcome]()
         for request in requests:
             free_s = max(free_s, request.at_s) + len(request.prompt) * PROMPT_S / self.speed
@@ -84,7 +94,7 @@ class Runner(CandidateRunner):
     rng: np.random.Generator
 
     def _serve(self, requests: Sequence[TimedRequest], until_s: float = 1e9) -> list[Outcome]:
-        noisy = Server(self.server.speed * exp(self.rng.normal(0, NOISE)))
+        noisy = replace(self.server, speed=self.server.speed * exp(self.rng.normal(0, NOISE)))
         outcomes = noisy.serve(requests, until_s)
         self.clock.advance(max(max(o.arrivals_s, default=until_s) for o in outcomes))
         return outcomes
@@ -114,16 +124,21 @@ class Runner(CandidateRunner):
 class Measured(Experiment):
     """An experiment with such servers."""
 
-    speeds: dict[str, float] = field(default_factory=dict)
+    servers: dict[str, Server] = field(default_factory=dict)
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
     async def begin(self, server: ModeServer, candidate: Candidate, case: Any) -> CandidateRunner:
         assert isinstance(self.clock, ManualClock)
-        return Runner(Server(self.speeds[candidate.mode]), candidate, self.clock, self.rng)
+        return Runner(self.servers[candidate.mode], candidate, self.clock, self.rng)
 
 
-async def measured(speed: float, times: float, seed: int, *scenarios: str) -> CompareReport:
-    """Compare three modes, of which the first one is so many times as fast as the others."""
+async def measured(
+    speed: float, times: float, seed: int, *scenarios: str, num_nodes: tuple[int, int] = (1, 1)
+) -> CompareReport:
+    """Compare three modes, of which the first one is so many times as fast as the others.
+
+    `num_nodes`: of the first one, and of the others.
+    """
     clock = ManualClock()
     config = CompareConfig(quick=True, scenarios=[*scenarios], seed=seed)  # type: ignore[list-item]
 
@@ -132,8 +147,8 @@ async def measured(speed: float, times: float, seed: int, *scenarios: str) -> Co
         clock.advance(START_S)
         yield LaunchedServer()
 
-    speeds: dict[str, float] = dict.fromkeys(config.modes, speed)
-    speeds[config.modes[0]] = speed * times
+    servers: dict[str, Server] = dict.fromkeys(config.modes, Server(speed, num_nodes[1]))
+    servers[config.modes[0]] = Server(speed * times, num_nodes[0])
     experiment = Measured(
         plan=config.plan,
         launch=launch,
@@ -141,7 +156,7 @@ async def measured(speed: float, times: float, seed: int, *scenarios: str) -> Co
         keep=lambda record: None,
         tell=lambda text: None,
         failures={},
-        speeds=speeds,
+        servers=servers,
         rng=np.random.default_rng(seed),
     )
     report = CompareReport([], [], experiment.failures, {})
@@ -195,6 +210,24 @@ async def test_ten_minutes_tell_on_a_machine_of_any_speed(
         assert found.length_factor < 0.1
     elif per_s > 100:
         assert found.length_factor == 1.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_nodes", [(50, 1), (1, 50)])
+async def test_time_is_spent_at_the_crossings_however_far_apart_they_are(
+    num_nodes: tuple[int, int],
+) -> None:
+    """Each crossing is found, and each server is measured around its own."""
+    report = await measured(0.02, 1.0, 0, "short-prompts", num_nodes=num_nodes)
+    (found,), goodputs = report.scenarios, {mode.mode: mode.goodput for mode in report.modes}
+    assert all(mode.goodput_is == "crossing" for mode in report.modes)
+    assert all(map(is_answered, found.verdicts))
+    assert max(goodputs.values()) > 30 * min(goodputs.values())
+    assert found.noise is not None
+    assert found.noise.ratio is not None
+    for mode in report.modes:
+        near = [row for row in mode.rows if 0.5 < row.rate / mode.goodput < 2]
+        assert len(near) > 3
 
 
 async def test_who_is_worse_for_certain_is_measured_no_further() -> None:

@@ -202,7 +202,7 @@ def test_runs_that_vary_more_than_independent_requests_count_for_less() -> None:
         ({"b": 4.0, "c": 3.0}, 0.02, set()),  # both are worse
         ({"b": 5.98, "c": 3.0}, 0.005, set()),  # as good, but for less than a twentieth
         ({"b": 5.9, "c": 3.0}, 0.05, {"a", "b"}),
-        ({"b": inf, "c": 3.0}, 0.02, {"a", "b", "c"}),  # above all rates, so nobody knows by what
+        ({"b": inf, "c": 3.0}, 0.02, set()),  # above all rates: both are worse, whatever it is
     ],
 )
 def test_what_is_decided_needs_no_further_runs(
@@ -214,6 +214,12 @@ def test_what_is_decided_needs_no_further_runs(
         for name, at in {"a": 6.0, **others}.items()
     }
     assert undecided(draws, None) == still_open
+
+
+def test_who_may_be_above_the_rates_as_well_is_still_open() -> None:
+    best, maybe = np.full(RESAMPLES, inf), np.full(RESAMPLES, 6.0)
+    maybe[: RESAMPLES // 50] = inf
+    assert undecided({"a": best, "b": maybe}, None) == {"a", "b"}
 
 
 def test_nobody_is_done_with_by_less_than_what_a_server_differs_from_itself() -> None:
