@@ -906,13 +906,13 @@ class FleetView:
         ttft_s: float,  # promised, or usual
         tpot_s: float,
         output_tokens: int,
-        out: NDArray[np.float64],  # [8, slots]
+        out: NDArray[np.float64],  # [7, slots]
     ) -> None:
         """Predict a request that a node does alone, beside its streams.
 
         Rows of `out`: when the prompt begins, TTFT, TPOT, the part of TPOT spent waiting for chunks
-        of other prompts, harm to others, number of steps with a chunk of the prompt, and 1 if there
-        is no place for the stream: when token 1 is there, and at some time from then to its end.
+        of other prompts, harm to others, and 1 if there is no place for the stream: when token 1 is
+        there, and at some time from then to its end.
         """
 
     def better_not(

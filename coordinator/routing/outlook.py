@@ -156,7 +156,7 @@ class OneNode:
         self._slots = slots
         self._outlook = outlook
         slo = outlook.request.slo
-        outcomes = np.empty((8, len(slots)))
+        outcomes = np.empty((7, len(slots)))
         outlook.view.on_one_node(
             self.slots,
             outlook.queue_s,
@@ -172,9 +172,8 @@ class OneNode:
         self.tpot_s: Floats = outcomes[2]
         self._stalled_s: Floats = outcomes[3]  # part of the TPOT spent behind chunks of prompts
         self.harm: Floats = outcomes[4]  # to other requests, in units of their promises
-        self.num_steps: Floats = outcomes[5]  # steps that the prompt takes part in
-        self._is_full: Floats = outcomes[6]  # 1: no place in the batch when token 1 is there
-        self._crowds: Floats = outcomes[7]  # 1: none at some time until its end
+        self._is_full: Floats = outcomes[5]  # 1: no place in the batch when token 1 is there
+        self._crowds: Floats = outcomes[6]  # 1: none at some time until its end
 
     @property
     def ttft_or_full_s(self) -> Floats:

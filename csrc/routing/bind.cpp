@@ -131,7 +131,7 @@ void on_one_node_each(const FleetView& view, nb::handle slots_array, nb::handle 
     num_queued.expect_size(view.num_slots(), "num_prompts");
     queue_s.expect_size(view.num_slots(), "queue_s");
     prompt_s.expect_size(view.num_slots(), "prompt_s");
-    out.expect_size(8, "out");
+    out.expect_size(7, "out");
     out.expect_size(slots.size(), "out", 1);
     check_slots(slots, view.num_slots());
     for (int64_t i = 0; i < slots.size(); ++i) {
@@ -139,9 +139,9 @@ void on_one_node_each(const FleetView& view, nb::handle slots_array, nb::handle 
         const Prompt prompt{queue_s[slot], prompt_s[slot], num_queued[slot]};
         const Outcome outcome = on_one_node(view, slot, prompt, promise);
         const double values[] = {outcome.begins_s, outcome.ttft_s, outcome.tpot_s,
-            outcome.stalled_s, outcome.harm, outcome.num_steps, outcome.is_full ? 1.0 : 0.0,
+            outcome.stalled_s, outcome.harm, outcome.is_full ? 1.0 : 0.0,
             outcome.crowds ? 1.0 : 0.0};
-        for (int64_t row = 0; row < 8; ++row) out[row * slots.size() + i] = values[row];
+        for (int64_t row = 0; row < 7; ++row) out[row * slots.size() + i] = values[row];
     }
 }
 

@@ -119,8 +119,8 @@ Outcome on_one_node(
     const double ends_life_s = outcome.ttft_s + promise.output_tokens * outcome.tpot_s;
     outcome.crowds = is_crowded(view, slot, outcome.ttft_s, ends_life_s);
 
-    outcome.num_steps = prompt.prompt_s / step.alone_s;
-    const double stalls_s = step.rows * stall_s * outcome.num_steps / promise.output_tokens;
+    const double num_steps = prompt.prompt_s / step.alone_s;  // that its chunks take part in
+    const double stalls_s = step.rows * stall_s * num_steps / promise.output_tokens;
     outcome.harm = stalls_s / promise.tpot_s;
     if (prompt.num_queued > 0) {
         // This stream slows queued prompts down: the first stream of a node most. If the queue is

@@ -37,7 +37,6 @@ struct Outcome {
     double tpot_s;  // without a wait for a place
     double stalled_s;  // of it: behind chunks of prompts
     double harm;  // added to the TTFT and TPOT of others, in units of what they were promised
-    double num_steps;  // that the prompt takes part in
     bool is_full;  // there is no place in the batch when token 1 is there
     bool crowds;  // there is none at some time of its life: others are on their way there
 };
