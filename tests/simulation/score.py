@@ -7,6 +7,7 @@ ended have missed their targets.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,6 +26,11 @@ def scored(cluster: Cluster, front: Front, calls: Iterable[Call]) -> Score:
 
     cluster.run(front, in_order, note)
     return Score([seen[call.call_id] for call in in_order])
+
+
+def gaps_s(outcome: Outcome) -> list[float]:
+    """Return the gaps between the tokens of a call (ITL)."""
+    return [after - before for before, after in pairwise(outcome.token_times_s)]
 
 
 class Score:
@@ -49,15 +55,15 @@ class Score:
 
     @property
     def ttft_attainment(self) -> float:
-        return self._share(lambda outcome: outcome.keeps_ttft)
+        return self._share(keeps_ttft)
 
     @property
     def tpot_attainment(self) -> float:
-        return self._share(lambda outcome: outcome.keeps_tpot)
+        return self._share(keeps_tpot)
 
     @property
     def attainment(self) -> float:
-        return self._share(lambda outcome: outcome.keeps_ttft and outcome.keeps_tpot)
+        return self._share(lambda outcome: keeps_ttft(outcome) and keeps_tpot(outcome))
 
     @property
     def goodput(self) -> float:
@@ -89,12 +95,12 @@ class Score:
 
     def gap_s(self, percentile: float) -> float:
         """Return a percentile of all gaps between tokens, of all calls together (ITL)."""
-        gaps = [gap for outcome in self.served for gap in outcome.gaps_s]
+        gaps = [gap for outcome in self.served for gap in gaps_s(outcome)]
         return float(np.percentile(gaps, percentile))
 
     def stalled_share(self, longer_than_s: float) -> float:
         """Return the share of answers with a stall longer than this in the middle."""
-        return self._share(lambda outcome: outcome.longest_stall_s > longer_than_s)
+        return self._share(lambda outcome: _longest_stall_s(outcome) > longer_than_s)
 
     @property
     def tokens_per_s(self) -> float:
@@ -105,3 +111,20 @@ class Score:
 
     def _share(self, condition: Callable[[Outcome], bool]) -> float:
         return sum(map(condition, self.outcomes)) / len(self.outcomes)
+
+
+def keeps_ttft(outcome: Outcome) -> bool:
+    """Return whether a call has ended and met the promised TTFT."""
+    promised_s = outcome.call.slo.ttft_s
+    return outcome.has_ended and (not promised_s or outcome.ttft_s <= promised_s)
+
+
+def keeps_tpot(outcome: Outcome) -> bool:
+    """Return whether a call has ended and met the promised TPOT."""
+    promised_s = outcome.call.slo.tpot_s
+    return outcome.has_ended and (not promised_s or outcome.tpot_s <= promised_s)
+
+
+def _longest_stall_s(outcome: Outcome) -> float:
+    """Return the longest gap in the middle of an answer; the first one belongs to the handoff."""
+    return max(gaps_s(outcome)[1:], default=0.0)

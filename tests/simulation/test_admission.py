@@ -10,7 +10,7 @@ from pdserve.settings.config import PolicyConfig
 from tests.matrix import matrix
 from tests.simulation.machines import ONE_CORE_25M
 from tests.simulation.scenarios import fleet
-from tests.simulation.score import Score
+from tests.simulation.score import Score, keeps_tpot, keeps_ttft
 from tests.simulation.workload import calls, fixed, lognormal, merged, poisson
 
 POLICY = PolicyConfig(prefill_policy="edf-slack", decode_policy="tpot-cap")
@@ -59,7 +59,7 @@ def test_policies_that_put_the_hopeless_last_bear_an_overload_even_without_admis
 def test_whoever_is_admitted_is_served_in_time():
     for times in (1.0, 2.0):
         score = served(times, POLICY, True)
-        in_time = [o for o in score.served if o.keeps_ttft and o.keeps_tpot]
+        in_time = [o for o in score.served if keeps_ttft(o) and keeps_tpot(o)]
         assert len(in_time) > 0.85 * len(score.served)
 
 

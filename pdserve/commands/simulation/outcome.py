@@ -7,7 +7,6 @@ to the decode node and the wait for room there fall between tokens 1 and 2, and 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import inf
 
 from pdserve.commands.simulation.call import Call
@@ -43,25 +42,3 @@ class Outcome:
             return inf
         times = self.token_times_s
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0
-
-    @property
-    def gaps_s(self) -> list[float]:
-        """The gaps between its tokens (ITL)."""
-        return [after - before for before, after in pairwise(self.token_times_s)]
-
-    @property
-    def longest_stall_s(self) -> float:
-        """Longest gap in the middle of the answer; the first gap belongs to the handoff."""
-        return max(self.gaps_s[1:], default=0.0)
-
-    @property
-    def keeps_ttft(self) -> bool:
-        """Whether it has ended and met the promised TTFT."""
-        promised_s = self.call.slo.ttft_s
-        return self.has_ended and (not promised_s or self.ttft_s <= promised_s)
-
-    @property
-    def keeps_tpot(self) -> bool:
-        """Whether it has ended and met the promised TPOT."""
-        promised_s = self.call.slo.tpot_s
-        return self.has_ended and (not promised_s or self.tpot_s <= promised_s)
