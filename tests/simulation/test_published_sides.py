@@ -32,10 +32,12 @@ SMALL = replace(A100_13B, num_kv_tokens=48 * 1024)  # not room for all conversat
 HANDED_OFF: tuple[Mode, RouterName] = ("disaggregated", "predicted")
 
 
-def conversations(per_s: float, until_s: float, first: Length, appended: Length) -> list[Call]:
+def conversations(
+    per_s: float, until_s: float, first: Length, appended: Length, seed: int
+) -> list[Call]:
     """Eight turns each; every prompt extends the one before, two seconds after its answer."""
-    random, made = Random(3), []
-    for number, at_s in enumerate(poisson(per_s, until_s, seed=3)):
+    random, made = Random(seed), []
+    for number, at_s in enumerate(poisson(per_s, until_s, seed=seed)):
         tokens, before = [number] * first(random), ""
         for turn in range(8):
             call_id = f"{'later' if turn else 'first'}-{number}-{turn}"
@@ -57,9 +59,13 @@ def crowded(mode: Mode, router: RouterName) -> Score:
 
 @cache
 def talking(mode: Mode, router: RouterName) -> Score:
-    """Conversations whose KV the prefill node cannot keep, as it computes all first prompts."""
-    load = conversations(1.2, 60, uniform(3000, 6000), uniform(100, 300))
-    return fleet(1, 3, mode, load, PolicyConfig(), SMALL, router=router).score
+    """Conversations whose KV the prefill node cannot keep, as it computes all first prompts.
+
+    The longest waits are those of a few crowded seconds, so of three minutes apart.
+    """
+    loads = (conversations(1.2, 60, uniform(3000, 6000), uniform(100, 300), n) for n in (3, 4, 5))
+    runs = [fleet(1, 3, mode, load, PolicyConfig(), SMALL, router=router) for load in loads]
+    return Score([outcome for run in runs for outcome in run.score.outcomes])
 
 
 def later_turns(score: Score) -> Score:
