@@ -28,7 +28,7 @@ if not any(sign.exists() for sign in GPU_SIGNS):
 
 # On a busy machine any example can take longer than hypothesis's deadline of 200 ms.
 settings.register_profile("many", settings.default, deadline=None)
-settings.register_profile("few", settings.default, deadline=None, max_examples=25)
+settings.register_profile("few", settings.default, deadline=None, max_examples=15)
 settings.load_profile("many")
 
 MAX_INFLIGHT = 64  # requests that the shared cluster takes

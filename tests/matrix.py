@@ -28,5 +28,5 @@ def matrix(cases: Iterable[object], always: int | Collection[object]) -> list[ob
 
 
 def examples(num: int) -> int:
-    """Return so many in `make test-long`, and a quarter in `make test` (tests/conftest.py)."""
+    """Return so many in `make test-long`, and 15 % of it in `make test` (tests/conftest.py)."""
     return max(2, num * settings.default.max_examples // ALL_EXAMPLES)

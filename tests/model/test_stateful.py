@@ -31,6 +31,7 @@ from pdserve.protocol import HandoffEnded, HandoffRecord
 from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import PdserveError, PeerLost, RequestCancelled
 from tests.fakes.transport import FakeNetwork
+from tests.matrix import examples
 from tests.model.real_nodes import (
     BLOCK,
     LEASE_S,
@@ -397,7 +398,7 @@ def _forget(source: PrefillSide) -> None:
     source.memory.pool._bump_generations = lambda block_ids: None
 
 
-SETTINGS = settings(max_examples=60, stateful_step_count=60, derandomize=True)
+SETTINGS = settings(max_examples=examples(100), stateful_step_count=60, derandomize=True)
 TestHandoffs = HandoffMachine.TestCase
 TestHandoffs.settings = SETTINGS
 
