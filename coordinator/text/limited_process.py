@@ -60,7 +60,7 @@ class LimitedProcess:
             ) from error
 
     async def ask(self, line: bytes, timeout_s: float) -> bytes:
-        """Return its answer; empty if it has ended instead, which is how limits show.
+        """Return its answer; empty if a limit was hit, that of an answer, too. Then it has ended.
 
         Raises:
             Overloaded: there was no answer in time, so it has been ended.
@@ -79,6 +79,8 @@ class LimitedProcess:
                 f"this machine is too busy: the process that {self._purpose} did not answer "
                 f"within {timeout_s:g} s"
             ) from error
+        except ValueError:  # so the reader says that a line is beyond its limit
+            pass
         finally:
             if not answer:  # a late answer must not be taken for the next one
                 await self.end()

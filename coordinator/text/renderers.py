@@ -67,7 +67,7 @@ class Renderers:
         """Have a question answered, in a turn of the asker's; `rendered` says what it says.
 
         Raises:
-            InvalidRequest: it took too much time or memory.
+            InvalidRequest: it took too much time or memory, or became too long.
             DeadlineExceeded: the asker's deadline passed.
             Overloaded: there was no turn or no answer in time.
         """
@@ -149,7 +149,8 @@ class Renderers:
         if not answer:
             raise InvalidRequest(
                 "the chat template takes more than "
-                f"{self._beginning.cpu_s:g} s to render these messages, or too much memory",
+                f"{self._beginning.cpu_s:g} s or {MAX_MEMORY_BYTES >> 20} MiB to render these "
+                f"messages, or makes more than {_MAX_ANSWER_BYTES >> 20} MiB of them",
                 "messages",
             )
         return answer

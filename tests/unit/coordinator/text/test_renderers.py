@@ -78,6 +78,18 @@ async def test_attacks_are_ended_and_the_next_chat_is_rendered(name: str) -> Non
         assert await render(renderers, saying("hello")) == "hello"
 
 
+async def test_what_becomes_too_long_is_refused_with_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(renderers_module, "_MAX_ANSWER_BYTES", 1 << 20)
+    source = "{{ messages[0].content * (2 ** 20 if messages[0].content == 'xx' else 1) }}"
+    async with rendering(source) as renderers:
+        with pytest.raises(InvalidRequest, match="makes more than 1 MiB of them") as caught:
+            await render(renderers, saying("xx"))
+        assert caught.value.param == "messages"
+        assert await render(renderers, saying("hello")) == "hello"
+
+
 def test_nothing_is_computed_when_a_template_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[str] = []
     monkeypatch.setitem(DEFAULT_FILTERS, "upper", computed.append)
