@@ -25,7 +25,7 @@ from coordinator.pools.wakes import Coming, Wakes, needed_pools
 from coordinator.requests.surroundings import FlowProcess
 from coordinator.text.parts import ToolFormat
 from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import Drain, NodeState
+from pdserve.protocol import NodeState
 from pdserve.protocol.status import AbsentNode, AdapterStatus, CoordinatorStatus, RoleName
 from pdserve.settings.answers import AnswerConfig
 from pdserve.settings.config import CoordinatorConfig
@@ -171,7 +171,7 @@ class ServedModels:
             member = self.of_node(order.node_id).registry.find(order.node_id)
             if member is not None:
                 log.info("%s is to become a node of %s", order.node_id, order.model)
-                member.send(Drain(become=order.model))
+                member.drain(become=order.model)
         self._look_in(self._wakes.again_s - now_s)
 
     def _forget_absence(self, member: Member) -> None:

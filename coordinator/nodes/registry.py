@@ -27,6 +27,7 @@ import msgspec
 from coordinator.generation import Needs
 from pdserve.protocol import (
     AdapterReport,
+    Drain,
     LoadReport,
     NodeAddress,
     NodeHello,
@@ -100,6 +101,7 @@ class Member:
     load: LoadReport
     slot: int = 0  # unique among members
     perf: PerfReport | None = None  # None: the node has not reported its profile yet
+    is_told_to_drain: bool = False  # it may not have said yet that it does
     is_silent: bool = False  # nothing was heard for `liveness_s`: it is late, or was when it went
     reaches: frozenset[KvReach] = field(init=False)
     clock: ClockOffset = field(default_factory=ClockOffset)
@@ -156,6 +158,11 @@ class Member:
                 hello.introduction_key, hello.incarnation, puller.hello.incarnation
             ),
         )
+
+    def drain(self, become: str = "") -> None:
+        """Have the node end when its legs have; `become`: to be one of that model then."""
+        self.is_told_to_drain = True
+        self.send(Drain(become=become))
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message to the node; never blocks."""

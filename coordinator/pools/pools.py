@@ -85,7 +85,7 @@ class Pools:
             "pool",
             lambda: {str(pool): float(number) for pool, number in self.desired_nodes().items()},
         )
-        self.drains = Drains(registry, config.mode)
+        self.drains = Drains(self.changes)
         self._standby = StandbyNodes(
             registry,
             self.changes,

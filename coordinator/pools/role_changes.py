@@ -65,7 +65,7 @@ class RoleChanges:
             NodeLost: the node was lost before it reported the role.
             DeadlineExceeded: the node did not report the role within `within_s`.
         """
-        member = self._find(node_id)
+        member = self.find(node_id)
         order = self._order(member, role, force=force)
         if order is None:
             return False
@@ -89,18 +89,20 @@ class RoleChanges:
             NodeNotFound: there is no such node; lists the attached ones.
             RoleRefused: the node cannot change, or its pool would have no ready node left.
         """
-        self._order(self._find(node_id), role)
+        self._order(self.find(node_id), role)
 
     def num_serving(self, role: NodeRole) -> int:
-        """Return the number of nodes that work for a pool, or were told to."""
+        """Return the number of nodes that work for a pool, or were told to, and shall not end."""
         return sum(
-            (member.is_ready or member.is_standby) and self._role_of(member) is role
+            (member.is_ready or member.is_standby)
+            and not member.is_told_to_drain
+            and self._role_of(member) is role
             for member in self._registry
         )
 
     def is_free(self, member: Member) -> bool:
-        """Return whether a node is on standby, and was not told to begin."""
-        return self._role_of(member) is None
+        """Return whether a node is on standby, and was told neither to begin nor to end."""
+        return self._role_of(member) is None and not member.is_told_to_drain
 
     def may_become(self, member: Member, role: NodeRole) -> bool:
         """Return whether a node could work for a pool at all."""
@@ -108,7 +110,21 @@ class RoleChanges:
             return True
         return not member.hello.refusal(role)
 
-    def _find(self, node_id: str) -> Member:
+    def check_may_leave(self, member: Member) -> None:
+        """Check that a node's pool can do without it. Raises RoleRefused."""
+        role = self._role_of(member)
+        if role is None or role not in NEEDED[self._mode]:
+            return
+        if not self._others(member, role):
+            name = role.name.lower()
+            raise RoleRefused(
+                f"{member.node_id} is the only ready {name} node, and {self._mode} mode needs one: "
+                f"without it every request is refused until there is another {name} node; "
+                "use force to take it away all the same"
+            )
+
+    def find(self, node_id: str) -> Member:
+        """Return a node. Raises NodeNotFound; lists the attached ones."""
         if (found := self._registry.find(node_id)) is not None:
             return found
         names = ", ".join(sorted(member.node_id for member in self._registry))
@@ -120,30 +136,20 @@ class RoleChanges:
         former, order = self._role_of(member), self._orders.get(member)
         if former is role and (order is not None or member.load.state is not NodeState.LOADING):
             return order  # None: it has reported that role
-        if member.load.state is NodeState.DRAINING:
+        if member.is_told_to_drain or member.load.state is NodeState.DRAINING:
             raise RoleRefused(f"{member.node_id} is draining: it takes no more work of any kind")
         if refusal := member.hello.refusal(role):
             raise RoleRefused(
                 f"{member.node_id} cannot become a {role.name.lower()} node: {refusal}"
             )
         if former is not None and former is not role and not force:
-            self._check_not_last(member, former)
+            self.check_may_leave(member)
         if order is not None:
             order.is_over.set()  # it is replaced
         order = self._orders[member] = _Order(role)
         member.send(SetRole(role=role))
         log.info("%s is to become a %s node", member.node_id, role.name.lower())
         return order
-
-    def _check_not_last(self, member: Member, former: NodeRole) -> None:
-        """Check that a node may leave its pool. Raises RoleRefused."""
-        if former in NEEDED[self._mode] and not self._others(member, former):
-            name = former.name.lower()
-            raise RoleRefused(
-                f"{member.node_id} is the only ready {name} node, and {self._mode} mode needs one: "
-                f"without it every request is refused until there is another {name} node; "
-                "use force to change it all the same"
-            )
 
     def _role_of(self, member: Member) -> NodeRole | None:
         """Return the role that the node has, or was ordered to take; None: it is on standby."""
@@ -153,11 +159,14 @@ class RoleChanges:
         return None if member.is_standby else member.role
 
     def _others(self, member: Member, role: NodeRole) -> list[Member]:
-        """Return the ready nodes of a pool without this member."""
+        """Return the ready nodes that a pool keeps without this member."""
         return [
             other
             for other in self._registry
-            if other is not member and other.is_ready and self._role_of(other) is role
+            if other is not member
+            and other.is_ready
+            and not other.is_told_to_drain
+            and self._role_of(other) is role
         ]
 
     def _reported(self, member: Member) -> None:

@@ -54,7 +54,7 @@ async def served(registry: Registry) -> AsyncIterator[aiohttp.ClientSession]:
     app = create_app(tiny_catalog())
     changes = RoleChanges(registry, "disaggregated", CoordinatorMetrics())
     revisions = Revisions(registry, lambda revision: True, {})
-    ordered = Ordered(changes, Drains(registry, "disaggregated"), revisions)
+    ordered = Ordered(changes, Drains(changes), revisions)
     add_admin_routes(app, lambda node_id: ordered, lambda name: ordered)
     timeout = aiohttp.ClientTimeout(total=30)
     async with (

@@ -53,7 +53,7 @@ def app(*, with_page: bool = True) -> web.Application:
     registry, mode = Registry(), "disaggregated"
     changes = RoleChanges(registry, mode, CoordinatorMetrics())
     revisions = Revisions(registry, lambda revision: True, {})
-    ordered = Ordered(changes, Drains(registry, mode), revisions)
+    ordered = Ordered(changes, Drains(changes), revisions)
     add_admin_routes(made, lambda node_id: ordered, lambda name: ordered)
     if with_page:
         add_page_routes(made, Live(FakeGenerator().status, dict, History()))

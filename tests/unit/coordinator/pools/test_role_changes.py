@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from coordinator.main import run
 from coordinator.nodes.registry import Registry
 from coordinator.pools.desired import DesiredNodes, PoolDemand
+from coordinator.pools.drains import Drains
 from coordinator.pools.rebalancer import Turn
 from coordinator.pools.role_changes import RoleChanges, carry_out
 from coordinator.routing import Router
@@ -85,6 +87,19 @@ async def test_two_orders_together_empty_no_pool_either() -> None:
     bench.changes.order("d0", P)
     with pytest.raises(RoleRefused, match="the only ready decode node"):
         bench.changes.order("d1", P)  # although d0 still reports that it decodes
+
+
+async def test_nor_do_an_order_and_a_drain() -> None:
+    for drained_first in (True, False):
+        bench = Bench()
+        drains = Drains(bench.changes)
+        (drains.order if drained_first else partial(bench.changes.order, role=P))("d0")
+        for order in (partial(bench.changes.order, role=P), drains.order):
+            with pytest.raises(RoleRefused, match="d1 is the only ready decode node"):
+                order("d1")
+        if drained_first:
+            with pytest.raises(RoleRefused, match="d0 is draining"):
+                bench.changes.order("d0", P)
 
 
 async def test_force_lets_the_last_node_leave_its_pool() -> None:
