@@ -114,8 +114,13 @@ class AnswerCheck:
 def _is_choice(choice: Any) -> bool:
     if not isinstance(choice, dict) or not isinstance(choice.get("index"), int):
         return False
-    said = choice.get("delta", choice.get("message"))
-    return isinstance(said, dict) or isinstance(choice.get("text"), str)
+    return content_of(choice) is not None or isinstance(choice.get("text"), str)
+
+
+def content_of(choice: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the delta or the message of a choice; None: it has neither, but perhaps `text`."""
+    found = (choice.get(name) for name in ("delta", "message"))
+    return next((said for said in found if isinstance(said, dict)), None)
 
 
 def message_in(said: dict[str, Any]) -> str:

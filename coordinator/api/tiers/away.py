@@ -24,7 +24,7 @@ from coordinator.api.read.terms import service_terms
 from coordinator.api.server import callers
 from coordinator.api.tiers.sent import sent_body
 from coordinator.external.endpoint import Endpoint
-from coordinator.external.events import Counts
+from coordinator.external.events import Counts, content_of
 from coordinator.external.reply import Reply
 
 _BYTES_PER_TOKEN: Final = 4  # about, of text: for a prompt before its tokens are known
@@ -168,7 +168,8 @@ class AwayPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _has_text(choice: dict[str, Any]) -> bool:
-    said = choice.get("delta", choice.get("message", choice))
+    said = content_of(choice)
+    said = choice if said is None else said
     return any(value for name, value in said.items() if name not in _NO_TEXT)
 
 

@@ -173,7 +173,7 @@ async def test_a_stream_is_passed_on_as_it_comes(shows_usage: bool) -> None:
 
 
 async def test_completions_go_there_as_text() -> None:
-    choice = {"index": 0, "text": "From elsewhere", "finish_reason": "stop"}
+    choice = {"index": 0, "text": "From elsewhere", "finish_reason": "stop", "delta": None}
     async with away([whole(choices=[choice])]) as two:
         async with two.api.complete(model="auto", max_tokens=8) as response:
             assert (await response.json())["choices"] == [choice]
