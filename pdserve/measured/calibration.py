@@ -2,9 +2,10 @@
 
 `pdserve calibrate` writes it from live nodes as one JSON file; `pdserve simulate` and `pdserve
 plan` predict clusters of such nodes with it, on any machine. It names three kinds of steps, each
-with costs of its own: prefill (chunks of prompts alone), decode (no chunk) and mixed (both). The
-residuals say how the measured times scatter around these costs, the errors how wrong the costs are
-for steps that they were not fitted to, and the ranges within which anything was measured.
+with costs of its own: prefill (chunks of prompts that are handed off, which is work beside them),
+decode (no chunk) and mixed (both, or chunks that are decoded on the same node). The residuals say
+how the measured times scatter around these costs, the errors how wrong the costs are for steps that
+they were not fitted to, and the ranges within which anything was measured.
 """
 
 from __future__ import annotations

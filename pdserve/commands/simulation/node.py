@@ -145,7 +145,8 @@ class Node:
         self.host = host or Host(name, events)
         self._cores = cores
         self._events = events
-        self._times = StepTimes(machine.step_costs, scatter)
+        decodes = role is NodeRole.DECODE
+        self._times = StepTimes(machine.step_costs, scatter, decodes=decodes)
         self._stride: Stride | None = None
         self._joining: list[Request] = []  # adopted since the last step began
         clock, engine = events, machine.engine

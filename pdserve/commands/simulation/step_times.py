@@ -101,18 +101,35 @@ def region_of(shape: StepShape) -> Region:
     return "mixed" if shape.decode_context else "prefill"
 
 
+def timed_as(shape: StepShape, *, decodes: bool) -> Region:
+    """Return as which kind of steps one takes its time.
+
+    Nodes that do not decode hand their prompts off, and do much for that during steps.
+    """
+    region = region_of(shape)
+    return "mixed" if region == "prefill" and decodes else region
+
+
 class StepTimes:
     """The seconds of one node's steps."""
 
-    def __init__(self, costs: Mapping[Region, StepCosts], scatter: Scatter = NO_SCATTER) -> None:
+    def __init__(
+        self,
+        costs: Mapping[Region, StepCosts],
+        scatter: Scatter = NO_SCATTER,
+        *,
+        decodes: bool = True,
+    ) -> None:
+        """`decodes`: as `timed_as`."""
         self.scatter = scatter
+        self._decodes = decodes
         self._models: dict[Region, PerfModel] = {
             region: PerfModel(of_region) for region, of_region in costs.items()
         }
 
     def expected_s(self, shape: StepShape) -> float:
         """Return the mean seconds of such a step alone on its host."""
-        return self._models[region_of(shape)].step_s(shape)
+        return self._models[timed_as(shape, decodes=self._decodes)].step_s(shape)
 
     def draw_s(self, shape: StepShape, *, beside: bool = False) -> float:
         """Return the next step's seconds.
@@ -121,7 +138,7 @@ class StepTimes:
             shape: of the step.
             beside: whether another node of its host computes; its mean is the same.
         """
-        timed: Timed = region_of(shape)
+        timed: Timed = timed_as(shape, decodes=self._decodes)
         if beside:
             timed = "decode_beside" if shape.is_decode else "prompt_beside"
         return self.expected_s(shape) * self.scatter.draw(timed)

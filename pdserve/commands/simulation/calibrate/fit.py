@@ -80,7 +80,7 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
     scatter = {region: Found.of(costs[region], alone[region]) for region in REGIONS}
     pull, pulls = _pull(measured.fitted.pulls, measured.held_out.pulls)
     kind = measured.kind
-    services = services_of(measured.works)
+    services = services_of(measured.works, _hidden_s(costs["mixed"], alone["prefill"]))
     beside = fitted.beside + held_out.beside
     neighbours = meet(kind, costs, beside, services, node_threads(measured.works, services))
     calibration = Calibration(
@@ -143,6 +143,17 @@ def _costs(
         else:
             costs[region] = fit_costs(chosen, of_means=True)
     return costs
+
+
+def _hidden_s(mixed: StepCosts, handed_off: Sequence[StepSample]) -> float:
+    """Return by how much steps whose prompts are handed off are longer than those of other nodes.
+
+    These have no decodes either, but are fitted with all that do. What an event loop does for a
+    handoff while the step runs is in its time.
+    """
+    perf = PerfModel(mixed)
+    longer_s = [step.period_s - perf.step_s(step.shape) for step in handed_off]
+    return max(0.0, statistics.fmean(longer_s)) if longer_s else 0.0
 
 
 def _beside_context(samples: Sequence[tuple[StepShape, float]], context_s: float) -> StepCosts:

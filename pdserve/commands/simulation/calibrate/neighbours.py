@@ -14,7 +14,7 @@ from typing import Final, Literal, get_args
 
 from pdserve.commands.simulation.calibrate.residuals import Found
 from pdserve.commands.simulation.calibrate.samples import Recording
-from pdserve.commands.simulation.step_times import region_of
+from pdserve.commands.simulation.step_times import timed_as
 from pdserve.measured.calibration import Region, Services, Sharing
 from pdserve.measured.perf_model import PerfModel
 from pdserve.measured.samples import NodeKind, StepSample
@@ -31,6 +31,7 @@ class Beside:
     """A step, and those of other nodes during most of it."""
 
     step: StepSample
+    region: Region
     others: list[tuple[StepSample, float]]  # each with the seconds that they had in common
 
     @property
@@ -84,12 +85,14 @@ def sort(recording: Recording) -> Sorted:
             key=lambda other: other.ended_s,
         )
         ends_s = [other.ended_s for other in others]
+        decodes = any(step.decode_context for step in steps)
         for step in steps:
             if step.period_s > 0:
-                found = Beside(step, _common(step, others, ends_s))
+                region = timed_as(step.shape, decodes=decodes)
+                found = Beside(step, region, _common(step, others, ends_s))
                 total_s = sum(common_s for _, common_s in found.others)
                 if not total_s:
-                    alone[region_of(step.shape)].append(step)
+                    alone[region].append(step)
                 elif total_s >= _OVERLAP * step.period_s:
                     beside.append(found)
     return Sorted(alone, beside)
@@ -124,7 +127,7 @@ def meet(
         shape = found.step.shape
         waits = 1.0 if has_idle_core else _waits_for_services(services, cores, found)
         pairs = by_kind["decode" if shape.is_decode else "prompt", found.neighbour]
-        pairs.predicted_s.append(perf[region_of(shape)].step_s(shape) * waits)
+        pairs.predicted_s.append(perf[found.region].step_s(shape) * waits)
         pairs.measured_s.append(found.step.period_s)
 
     def factor(own: Neighbour, neighbour: Neighbour) -> float:

@@ -121,21 +121,25 @@ class ServiceMeter:
         return [(process, name) for process, name in names.items() if name in self._pids]
 
 
-def services_of(works: Sequence[Work]) -> Services:
+def services_of(works: Sequence[Work], hidden_s: float = 0.0) -> Services:
     """Divide the CPU time of each process by what it did; nothing of those that few measured.
 
-    What a decode node does for steps is in their times. What a prefill node does is not, since most
-    of it comes before the first step of a prompt, and after the last one: it is the prompt's.
+    What a decode node does for steps is in their times. So is what a prefill node does for a
+    handoff during a step, `hidden_s` on average; the rest is the prompt's.
     """
 
     def done(process: Process) -> list[Done]:
         return [work[process] for work in works if process in work]
 
-    decode = _times(done("decode"))
+    decode, prefills = _times(done("decode")), done("prefill")
+    all_s = sum(one.cpu_s for one in prefills)
+    seen_s = max(0.0, all_s - hidden_s * sum(one.num_steps for one in prefills))
+    prefill = _times([replace(one, num_steps=0, num_tokens=0) for one in prefills])
+    share = seen_s / all_s if all_s else 0.0
     return Services(
         coordinator=_times(done("coordinator")),
         client=_times(done("client")),
-        prefill=_times([replace(one, num_steps=0, num_tokens=0) for one in done("prefill")]),
+        prefill=ServiceTimes(share * prefill.request_s, share * prefill.prompt_token_s),
         decode=ServiceTimes(decode.request_s, decode.prompt_token_s),
     )
 

@@ -14,6 +14,7 @@ from pdserve.commands.simulation.calibrate.residuals import Found
 from pdserve.commands.simulation.calibrate.samples import Recording
 from pdserve.commands.simulation.calibrate.services import Done, Process, Work
 from pdserve.commands.simulation.machine import Machine
+from pdserve.commands.simulation.step_times import StepTimes
 from pdserve.kv import KvDtype
 from pdserve.measured.calibration import ModelShape, NodeLimits, Services, ServiceTimes
 from pdserve.measured.perf_model import PerfModel, StepRow, StepShape
@@ -46,14 +47,17 @@ def some_step(rng: random.Random, kind: str) -> StepShape:
     return StepShape.of(rows)
 
 
-def recorded(seed: int, *, slower_beside: float, front_s: float = 0.0) -> Recording:
-    """Two nodes of a host in turns: each alone, and then both at once.
+def recorded(
+    seed: int, *, slower_beside: float, front_s: float = 0.0, handoff_s: float = 0.0
+) -> Recording:
+    """Nodes of a host in turns: p, which hands prompts off, a alone, and then a and b at once.
 
-    Beside each other, they also wait for `front_s` of what is in front of them.
+    Beside each other, they also wait for `front_s` of what is in front of them. Steps of p are
+    longer by `handoff_s`.
     """
     rng, perf, now_s, number = random.Random(seed), PerfModel(TRUE), 100.0, 0
-    recording = Recording(hosts={"a": "host", "b": "host", "far": "another host"})
-    recording.steps = {"a": [], "b": [], "far": []}
+    recording = Recording(hosts={"p": "host", "a": "host", "b": "host", "far": "another host"})
+    recording.steps = {"p": [], "a": [], "b": [], "far": []}
 
     def stepped(node: str, kind: str, at_s: float, factor: float, more_s: float = 0.0) -> float:
         nonlocal number
@@ -76,7 +80,10 @@ def recorded(seed: int, *, slower_beside: float, front_s: float = 0.0) -> Record
     for kind in ("prefill", "decode", "mixed"):
         for _ in range(200):
             stepped("far", "decode", now_s, 1.0)  # at the same time, but on another host
-            now_s = stepped("a", kind, now_s, 1.0)
+            if kind == "prefill":
+                now_s = stepped("p", kind, now_s, 1.0, handoff_s)
+            else:
+                now_s = stepped("a", kind, now_s, 1.0)
     until_s = now_s + 5.0
     for node in ("a", "b"):
         at_s = now_s
@@ -218,7 +225,7 @@ def test_what_services_take_is_told_apart_from_the_bus() -> None:
             msgspec.structs.astuple(true), rel=0.01, abs=1e-9
         )
     # What decode nodes do for steps is in the times of these.
-    assert services.prefill == ServiceTimes(pytest.approx(6e-4), pytest.approx(2e-6))
+    assert services.prefill == ServiceTimes(pytest.approx(6e-4, 0.1), pytest.approx(2e-6, 0.1))
     assert services.decode == ServiceTimes(pytest.approx(8e-4), pytest.approx(3e-6))
     assert found.host.decode_beside_decode == pytest.approx(1.2, rel=0.05)
     # What they do for requests is simulated, and what they do for steps runs beside these.
@@ -231,6 +238,21 @@ def test_what_services_take_is_told_apart_from_the_bus() -> None:
     found = calibrate(seen, "2026-11-26", 0)
     assert found.services == Services()
     assert found.host.decode_beside_decode > 1.25
+
+
+def test_what_is_done_for_handoffs_during_steps_is_in_their_time() -> None:
+    """Prompts that are decoded where they are computed take no such time, also without streams."""
+    seen, shape = measured(), StepShape(64, 1, 64 * 65 // 2, 0)
+    seen.works = WORKS
+    seen.fitted = recorded(1, slower_beside=1.0, handoff_s=0.01)
+    seen.held_out = recorded(2, slower_beside=1.0, handoff_s=0.01)
+    found = calibrate(seen, "2026-11-30", 0)
+    longer_s = {}
+    for decodes in (False, True):
+        times = StepTimes(Machine.of(found).step_costs, decodes=decodes)
+        longer_s[decodes] = times.expected_s(shape) - PerfModel(TRUE).step_s(shape)
+    assert longer_s == {False: pytest.approx(0.01, abs=2e-3), True: pytest.approx(0, abs=2e-3)}
+    assert found.services.prefill == ServiceTimes(), "no more than that"
 
 
 @pytest.mark.long
