@@ -26,7 +26,7 @@ from coordinator.api.context import CONTEXT, TRACE, ApiContext
 from coordinator.api.embeddings.plan import EmbeddingPlan, plan_embeddings
 from coordinator.api.messages.plan import plan_message
 from coordinator.api.read.ask import Ask, Question
-from coordinator.api.read.body import read_object, read_request
+from coordinator.api.read.body import read_object, read_parts, read_request
 from coordinator.api.read.chat import ChatRequest
 from coordinator.api.read.fields import GenerationFields
 from coordinator.api.scoring.plan import (
@@ -165,6 +165,7 @@ def question(request: web.Request) -> Question:
         request.query,
         f"{request.scheme}://{request.host}",
         partial(read_object, request, request.app[CONTEXT].config),
+        partial(read_parts, request, request.app[CONTEXT].config),
     )
 
 

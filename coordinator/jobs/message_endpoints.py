@@ -11,6 +11,7 @@ from aiohttp import web
 
 from coordinator.api.answer.bodies import json_answer
 from coordinator.api.read.ask import Question
+from coordinator.api.read.json_text import JsonReader
 from coordinator.api.server import callers
 from coordinator.api.server.middleware import MESSAGES
 from coordinator.jobs.batch_endpoints import WINDOW_S
@@ -37,7 +38,7 @@ async def create_batch(runner: BatchRunner, question: Question) -> web.Response:
     """POST /v1/messages/batches: have messages answered."""
     trace = question.trace
     callers.begin(question.context, trace)
-    body = await question.body(MessageBatchRequest)
+    body = await question.long_body(MessageBatchRequest)
     lines = await _lines(body.requests)
     num_bytes = sum(len(line.body) for line in lines)
     key_id = "" if trace.caller is None else trace.caller.key_id
@@ -118,11 +119,14 @@ async def _lines(requests: list[BatchedMessage]) -> list[Line]:
     known: set[str] = set()
     lines: list[Line] = []
     for i, one in enumerate(requests):
+        where = f"requests[{i}]"
+        params = JsonReader().read(bytes(one.params), f"{where}.params", where)
+        if not isinstance(params, dict):
+            raise InvalidRequest(f"{where}.params must be an object", where)
         try:
             check_custom_id(one.custom_id, known)
-            lines.append(make_line(i, one.custom_id, one.params))
+            lines.append(make_line(i, one.custom_id, params))
         except Faulty as fault:
-            where = f"requests[{i}]"
             raise InvalidRequest(f"{where}: {fault.message}", where) from fault
         if i % PIECE == 0:
             await asyncio.sleep(0)  # others want the event loop, too

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from coordinator.jobs.lines import MAX_LINES
 from coordinator.jobs.storage.batches import Batch, LineState
@@ -15,7 +15,8 @@ class BatchedMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     """One request of a message batch."""
 
     custom_id: str
-    params: dict[str, Any]  # a createMessage request
+    # A createMessage request, which is read within the limits of one.
+    params: Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
 
 
 class MessageBatchRequest(Struct, kw_only=True):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from coordinator.api.context import ApiContext, RequestTrace
-from coordinator.api.read.body import convert_request
+from coordinator.api.read.body import convert_parts, convert_request
 from coordinator.api.read.terms import timeout_of, until
 from coordinator.models.cascade import Cascade
 from coordinator.models.model import Model
@@ -53,6 +53,12 @@ class Question:
     server: str  # as the caller calls it: http://host
     read: Callable[[], Awaitable[dict[str, Any]]]  # its body, a JSON object; raises RequestError
 
+    parts: Callable[[], Awaitable[dict[str, Raw]]]  # the same, with its members as text
+
     async def body(self, schema: type[_T]) -> _T:
         """Read its body. Raises RequestError."""
         return convert_request(await self.read(), schema)
+
+    async def long_body(self, schema: type[_T]) -> _T:
+        """Read a body that has more than others may, in members that `schema` leaves as text."""
+        return convert_parts(await self.parts(), schema)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import HttpVersion11, web
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from coordinator.api.config import ApiConfig
 from coordinator.api.context import CONTEXT, TRACE
@@ -42,10 +42,8 @@ async def read_request(request: web.Request, schema: type[_T], config: ApiConfig
 
 async def read_object(request: web.Request, config: ApiConfig) -> dict[str, Any]:
     """Read a body that must be a JSON object. Raises InvalidRequest or an aiohttp HTTP error."""
-    _check_head(request, config)
-    trace, bodies = request[TRACE], request.app[CONTEXT].bodies
-    trace.body = held = bodies.body(trace.payer)
-    text = await _read_body(request, config, held)
+    trace = request[TRACE]
+    text, held = await _read_text(request, config)
     if trace.keyed is not None:
         await request.app[CONTEXT].known_keys.begin(trace.keyed)
         trace.unique = trace.keyed.unique
@@ -53,6 +51,35 @@ async def read_object(request: web.Request, config: ApiConfig) -> dict[str, Any]
     if not isinstance(values, dict):
         raise InvalidRequest("the request body must be a JSON object")
     return values
+
+
+async def read_parts(request: web.Request, config: ApiConfig) -> dict[str, Raw]:
+    """Read a JSON object whose members stay text. Raises as `read_object`."""
+    text, held = await _read_text(request, config)
+    return await JsonReader().read_parts(text, "the request body", held)
+
+
+async def _read_text(request: web.Request, config: ApiConfig) -> tuple[bytes, Body]:
+    _check_head(request, config)
+    trace, bodies = request[TRACE], request.app[CONTEXT].bodies
+    trace.body = held = bodies.body(trace.payer)
+    return await _read_body(request, config, held), held
+
+
+def convert_parts(parts: dict[str, Raw], schema: type[_T]) -> _T:
+    """Decode members that are text to `schema`. Raises InvalidRequest, which names the parameter.
+
+    Only members that `schema` does not have become values before: they may have no effect.
+    """
+    reader, served = JsonReader(), field_names(schema)
+    others = parts.keys() - served
+    values = {name: reader.read(bytes(parts[name]), repr(name), name) for name in others}
+    check_parameters(values, schema)
+    text = msgspec.json.encode({name: parts[name] for name in parts.keys() & served})
+    try:
+        return msgspec.json.decode(text, type=schema)
+    except msgspec.ValidationError as error:
+        raise _at_parameter(str(error), schema) from error
 
 
 def convert_request(values: dict[str, Any], schema: type[_T]) -> _T:

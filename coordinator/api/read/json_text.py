@@ -29,6 +29,7 @@ MAX_MEMBERS = 2**16  # of objects
 MAX_ITEMS = 5 * 2**16  # of lists and objects; usually token ids, of which OpenAI takes 300,000
 T = TypeVar("T")
 Shape = tuple[int, int, int, int]  # containers, members, items, depth
+MAX_IN_PARTS = 2**18  # lists and objects of a text that is read part by part
 _CONTAINER_BYTES, _MEMBER_BYTES, _ITEM_BYTES = 128, 128, 48  # of CPython objects
 _WIDEST = (  # what begins a character beyond U+FFFF, as UTF-8 and escaped
     *(bytes([lead]) for lead in range(0xF0, 0xF5)),
@@ -60,12 +61,7 @@ class JsonReader:
 
         A long text is counted in a thread, so that the event loop is not blocked.
         """
-        is_long = len(text) > _LONG_BYTES
-        shape = (
-            await asyncio.to_thread(_native.json_shape, text)
-            if is_long
-            else _native.json_shape(text)
-        )
+        shape = await _shape(text)
         self._count(shape, what, None)
         await held.take_most(decoded_bytes(text, shape))
         try:
@@ -78,6 +74,23 @@ class JsonReader:
         if len(text) > _LONG_BYTES:
             await asyncio.sleep(0)
         return value
+
+    async def read_parts(self, text: bytes, what: str, held: Body) -> dict[str, msgspec.Raw]:
+        """Like `read_long`, of an object whose members stay text: each is read within limits of
+        its own.
+        """
+        containers, *_, depth = await _shape(text)
+        if depth > MAX_NESTING:
+            raise InvalidRequest(f"{what} is nested deeper than {MAX_NESTING} levels")
+        if containers > MAX_IN_PARTS:
+            raise InvalidRequest(f"{what} has more than {MAX_IN_PARTS} lists and objects")
+        await held.take_most(_CONTAINER_BYTES * containers)
+        try:
+            return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"{what} must be a JSON object") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise NotJson(f"{what} {_fault(text, str(error))}") from error
 
     def _count(self, shape: Shape, what: str, param: str | None) -> None:
         containers, members, items, depth = shape
@@ -93,6 +106,12 @@ class JsonReader:
         ):
             if count > limit:
                 raise InvalidRequest(f"{what} has more than {limit} {kind}", param)
+
+
+async def _shape(text: bytes) -> Shape:
+    if len(text) > _LONG_BYTES:
+        return await asyncio.to_thread(_native.json_shape, text)
+    return _native.json_shape(text)
 
 
 def decoded_bytes(text: bytes, shape: Shape) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from time import time
@@ -15,7 +16,7 @@ from msgspec import Struct, field
 from coordinator.jobs.storage import tables
 from coordinator.jobs.storage.database import Database, Row, Step
 from coordinator.stateful.storage.shared.link import may_be_id
-from pdserve.shared.errors import ItemNotFound
+from pdserve.shared.errors import ItemNotFound, StoreUnavailable
 
 Kind = Literal["batch", "messages"]  # OpenAI's or Anthropic's
 Status = Literal[
@@ -144,7 +145,7 @@ class Batches:
                 await self._database.run(*steps, owner=batch.owner)
             await self._database.run((tables.ARRIVES, status, batch.id), owner=batch.owner)
         except BaseException:  # cancelled, too: who has asked for it does not know it
-            await asyncio.shield(self.delete(batch))
+            await asyncio.shield(self._give_up(batch))
             raise
         batch.status = status
 
@@ -181,6 +182,10 @@ class Batches:
         """Delete a batch that has ended, with its lines; not its files."""
         await self._database.run((tables.DROP_BATCH, batch.owner, batch.id), owner=batch.owner)
         await self._drop_lines(batch.id, batch.owner)
+
+    async def _give_up(self, batch: Batch) -> None:
+        with suppress(StoreUnavailable):  # then it is left as by a coordinator that was killed
+            await self.delete(batch)
 
     async def counts(self, *batches: Batch) -> list[dict[int, int]]:
         """Return the number of lines in each state, of batches of one tenant's."""

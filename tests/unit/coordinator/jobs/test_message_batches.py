@@ -6,6 +6,9 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
+from coordinator.api.read import json_text
 from tests.fakes.generator import MODEL, Pause, says
 from tests.unit.coordinator.api.harness import Harness, served
 from tests.unit.coordinator.api.protocols import HI
@@ -71,6 +74,22 @@ async def test_every_message_is_answered_once_and_listed() -> None:
         await asked(api, "GET", f"{PATH}/{batch['id']}/results", 404)
 
 
+async def test_each_request_has_the_limits_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All together have more objects than a body may become: they become so one by one."""
+    monkeypatch.setattr(json_text, "MAX_MEMBERS", 20)
+    monkeypatch.setattr(json_text, "MAX_IN_PARTS", 99)
+    async with served(cluster(says("Hello"))) as api:
+        batch = await asked(api, "POST", PATH, body={"requests": [one(n) for n in range(9)]})
+        assert (await ended(api, batch))["request_counts"]["succeeded"] == 9
+        for wrong, why in (
+            ([one(1), one(2, metadata=dict.fromkeys("abcdefghijklmnopqrst", ""))], "requests[1]"),
+            ([one(n) for n in range(99)], "more than 99 lists and objects"),
+            ([one(1, metadata=json.loads("[" * 200 + "]" * 200))], "deeper than"),
+        ):
+            found = await asked(api, "POST", PATH, 400, {"requests": wrong})
+            assert why in found["error"]["message"]
+
+
 async def test_cancelling_and_what_is_refused() -> None:
     gate = asyncio.Event()
     generator = cluster(lambda request: [Pause(until=gate), *says("Hi")(request)])
@@ -89,5 +108,9 @@ async def test_cancelling_and_what_is_refused() -> None:
             {"requests": [one(1), one(1)]},
             {"requests": [one(1, stream=True)]},
             {"requests": [{"custom_id": "x"}]},
+            {"requests": [{"custom_id": "x", "params": []}]},
+            {"requests": [one(1)], "what": 1},
+            {},
+            [],
         ):
             await asked(api, "POST", PATH, 400, wrong)
