@@ -240,34 +240,37 @@ class Sweep:
     def _in_time(
         self, rates: dict[str, float], needs_s: dict[str, float], until_s: float
     ) -> dict[str, float]:
-        """Return the rates of a round for which there is time, the first ones first.
+        """Return the rates of a round for which there is time, the soonest done first.
 
         Given rates are measured of all modes, or of none.
         """
         left_s = until_s - self._experiment.clock.now()
         chosen = {}
-        for mode, rate in rates.items():
+        for mode in sorted(rates, key=needs_s.__getitem__):
             if needs_s[mode] <= left_s:
-                chosen[mode] = rate
+                chosen[mode] = rates[mode]
                 left_s -= needs_s[mode]
         return {} if self._plan.rates and len(chosen) < len(rates) else chosen
 
     def _next_rates(self, number: int, result: SweepResult) -> dict[str, float]:
-        """Return the rates of the next round, by mode: first of those that are to be told apart.
+        """Return the rates of the next round, by mode, of those that are to be told apart.
 
-        Of the others, only the crossings are looked for.
+        When these are, of the others, whose crossings are still looked for.
         """
         given = self._plan.rates
         if given:
             return dict.fromkeys(result.rows, given[number]) if number < len(given) else {}
         draws, noise = result.draws(self._plan.seed), result.noise(self._plan.seed)
         done = {*draws} - undecided(draws, noise) if len(draws) > 1 else set()
-        rates = {}
-        for mode in sorted(result.rows, key=lambda mode: mode in done):
-            points = [run.point for run in result.runs(mode)]
-            if mode not in done or crossing(points, self._plan.target)[1] != "crossing":
-                rates[mode] = self._next_rate(points, self._idle[mode].burst_per_s, draws.get(mode))
-        return {mode: round(rate, _RATE_DIGITS) for mode, rate in rates.items() if rate}
+        rates: dict[bool, dict[str, float]] = {False: {}, True: {}}  # by whether it is done with
+        for mode in result.rows:
+            points, is_done = [run.point for run in result.runs(mode)], mode in done
+            if is_done and crossing(points, self._plan.target)[1] == "crossing":
+                continue
+            rate = self._next_rate(points, self._idle[mode].burst_per_s, draws.get(mode))
+            if rate:
+                rates[is_done][mode] = round(rate, _RATE_DIGITS)
+        return rates[False] or rates[True]
 
     def _next_rate(
         self, points: Sequence[RatePoint], takes: float, draws: Draws | None
