@@ -189,6 +189,7 @@ def operands(x: Tensor, weights: Weights) -> tuple[Tensor, ...]:
 def constants(weights: Weights, tile: Tile) -> dict[str, object]:
     """Return what kernels are compiled for, and with."""
     kind = weights.kind
+    chunks, num_stages = _turns(kind, tile)
     return {
         "IS_FLOAT": kind.is_float,
         "BITS": kind.bits,
@@ -199,14 +200,22 @@ def constants(weights: Weights, tile: Tile) -> dict[str, object]:
         "IS_NESTED": kind.is_nested,
         "HAS_MINIMUMS": kind.has_minimums,
         "HAS_BIAS": weights.bias is not None,
-        # Halves of blocks with scales of their own take registers.
-        "CHUNKS": min(tile.chunks, 2) if kind.group == 16 else tile.chunks,
+        "CHUNKS": chunks,
         "BLOCK_M": tile.rows,
         "BLOCK_N": tile.columns,
         "enable_fp_fusion": False,
         "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages,
+        "num_stages": num_stages,
     }
+
+
+def _turns(kind: Kind, tile: Tile) -> tuple[int, int]:
+    """Return the chunks of a turn, and how many turns are in flight: as many as registers hold."""
+    if tile.chunks == _FEW_CHUNKS and kind.group == 16:
+        return 2, tile.num_stages  # halves of blocks have scales of their own
+    if tile.chunks == _FEW_CHUNKS and kind.group >= 2 * CHUNK and kind.has_minimums:
+        return 2, 6  # a B200's
+    return tile.chunks, tile.num_stages
 
 
 def _multiplied(x: Tensor, weights: Weights, tile: Tile, dtype: torch.dtype) -> Tensor:
