@@ -10,10 +10,9 @@ from coordinator.text.grammars.places import SchemaPlace
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 _PARTS = re.compile(r"\\.|\[\^?\]|.", re.DOTALL)
 _ESCAPE = r"\\(?:[xu]\{\w*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)"
-# A class of one character, or of others, or a character outside of classes.
-_LITERALS = re.compile(
-    rf"\[({_ESCAPE}|[^\]\\^])\]|\[(?:{_ESCAPE}|[^\]\\])*+\]?|({_ESCAPE}|.)", re.DOTALL
-)
+# What is in a class, or a character outside of classes.
+_LITERALS = re.compile(rf"\[((?:{_ESCAPE}|[^\]\\])*+)\]?|({_ESCAPE}|.)", re.DOTALL)
+_RANGES = re.compile(rf"({_ESCAPE}|.)(?:-({_ESCAPE}|.))?", re.DOTALL)
 _NO_SPELLING = re.compile(
     r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\[av]|\\[xu]\{?0*(?:[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])\}?"
 )
@@ -65,4 +64,22 @@ def _lacks_spelling(pattern: str) -> bool:
 
     A class that has others, too, only loses it.
     """
-    return any(_NO_SPELLING.fullmatch(one or other) for one, other in _LITERALS.findall(pattern))
+    for inside, outside in _LITERALS.findall(pattern):
+        ranges = [("^", "")] if inside.startswith("^") else _RANGES.findall(inside or outside)
+        if ranges and all(_is_lost(first, last or first) for first, last in ranges):
+            return True
+    return False
+
+
+def _is_lost(first: str, last: str) -> bool:
+    """Whether no character from the first to the last one has a spelling."""
+    if not (_NO_SPELLING.fullmatch(first) and _NO_SPELLING.fullmatch(last)):
+        return False
+    return all(_NO_SPELLING.fullmatch(chr(i)) for i in range(_code(first), _code(last) + 1))
+
+
+def _code(character: str) -> int:
+    """Return the number of a character without a spelling."""
+    if len(character) == 1:
+        return ord(character)
+    return {"a": 7, "v": 11}.get(character[1]) or int(character[2:].strip("{}"), 16)

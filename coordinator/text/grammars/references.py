@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -74,6 +74,24 @@ def _anchors(schema: Any, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[st
             yield schema[keyword], path
     for names, inner in subschemas(schema):
         yield from _anchors(inner, (*path, *names))
+
+
+def check_ends(links: Mapping[str, tuple[str, SchemaPlace]]) -> None:
+    """Check that references lead to a schema, and not round in a circle. Raises InvalidRequest.
+
+    `links`: references to what is nothing but another one |-> that one, and where it stands.
+    """
+    followed: set[str] = set()
+    for start in links:
+        reference, passed = start, set[str]()
+        while reference in links and reference not in followed:
+            followed.add(reference)
+            passed.add(reference)
+            reference, place = links[reference]
+            if reference in passed:
+                raise place.refusal(
+                    "$ref", "leads only back to itself, but must lead to a schema that says more"
+                )
 
 
 def definition(path: tuple[str, ...]) -> tuple[str, str]:

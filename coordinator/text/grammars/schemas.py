@@ -34,7 +34,7 @@ from coordinator.text.grammars.keywords import (
 from coordinator.text.grammars.numbers import NumberRules, check_value, multiples_of
 from coordinator.text.grammars.patterns import looks_around, translated
 from coordinator.text.grammars.places import SchemaPlace
-from coordinator.text.grammars.references import References, definition
+from coordinator.text.grammars.references import References, check_ends, definition
 from pdserve.grammar import MAX_GRAMMAR_CHARS
 
 _MAX_COUNT = 2**32 - 1
@@ -57,19 +57,23 @@ class SchemaReader:
         self._references = References(schema, param)
         self._numbers = _number_rules(schema)
         self._names: set[str] = set()  # of what has been referred to
-        self._pending: list[tuple[str, Any, SchemaPlace]] = []
+        self._pending: list[tuple[str, str, Any, SchemaPlace]] = []
 
     def read(self) -> dict[str, Any]:
         """Return the whole schema. Raises InvalidRequest."""
         made = self._node(self._schema, SchemaPlace(self._param))
         definitions: dict[str, Any] = {}
+        links: dict[str, tuple[str, SchemaPlace]] = {}
         num_chars = 0
         while self._pending:
-            name, schema, place = self._pending.pop()
-            definitions[name] = self._node(schema, place)
-            num_chars += len(msgspec.json.encode(definitions[name]))
+            name, reference, schema, place = self._pending.pop()
+            one = definitions[name] = self._node(schema, place)
+            if isinstance(one, dict) and one.keys() == {"$ref"}:
+                links[reference] = one["$ref"], place
+            num_chars += len(msgspec.json.encode(one))
             if num_chars > MAX_GRAMMAR_CHARS:  # one inside of another is there twice
                 raise place.refusal("$ref", _REPEATS)
+        check_ends(links)
         if made is False or made == {"anyOf": []}:
             raise SchemaPlace(self._param).refusal("anyOf", "leaves no value")
         made = {} if made is True else made
@@ -184,7 +188,7 @@ class SchemaReader:
         name, ours = definition(at.path)
         if name not in self._names:
             self._names.add(name)
-            self._pending.append((name, target, at))
+            self._pending.append((name, ours, target, at))
         return ours
 
 

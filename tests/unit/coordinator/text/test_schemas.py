@@ -215,6 +215,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"pattern": 3}, "pattern"),
     ({"pattern": r"^a\x0bb$"}, "pattern"),  # the library would take "ab"
     ({"pattern": r"^a[\u0001]?b$"}, "pattern"),
+    ({"pattern": r"^a[\x01\v-\u{b}\x0e-\x1f]b$"}, "pattern"),
     ({"patternProperties": {r"^a\v$": {}}}, "patternProperties"),
     ({"patternProperties": {"(?<=a)b": {}}}, "patternProperties"),
     ({"minLength": -1}, "minLength"),
@@ -244,6 +245,19 @@ def test_what_cannot_be_enforced_is_named_with_its_path(schema: Any, keyword: st
         assert caught.value.param == "tools[3].function.parameters"
         assert f"'{keyword}'" in caught.value.message
         assert path in caught.value.message
+
+
+def test_references_that_lead_to_nothing_but_themselves_are_named() -> None:
+    circle = {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}
+    for schema in (
+        {"$ref": "#"},
+        {"$defs": circle, "items": {"$ref": "#/$defs/b"}},
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "anyOf": [NULL, {"$ref": "#/$defs/a"}]},
+    ):
+        with pytest.raises(InvalidRequest, match=r"'\$ref' in '#.*' leads only back to itself"):
+            enforceable(schema, "p")
+    tree = {"a": {"$ref": "#/$defs/b"}, "b": {"type": "array", "items": {"$ref": "#"}}}
+    assert Enforced({"$ref": "#/$defs/a", "$defs": tree}).takes("[[], []]")
 
 
 def test_no_key_comes_twice_or_in_another_spelling() -> None:
@@ -309,6 +323,8 @@ def test_references_to_what_is_inside_of_each_other_repeat_no_more_than_fits() -
         (r"^\d\w$", [], ["٣a", "3é"]),
         (r"^[^\x00-\x1f\x7f]$", "aé", "\n\x01\x7f"),
         (r"^[\v\n]$", "\n", ["", "\v"]),
+        (r"^[\x07-\x0b]$", "\n\t", ["", "\v"]),
+        (r"^[\x01-]$", "-", ["", "\x01"]),
     ],
 )
 def test_patterns_mean_what_json_schema_means(pattern: str, good: Any, bad: Any) -> None:
