@@ -154,7 +154,9 @@ def checked(body: ChatRequest) -> ChatRequest:
     It has `tools`, and a `tool_choice` among them: deprecated parameters are translated, and tools
     that may not be called are left out. Raises InvalidRequest, which names the parameter.
     """
-    body = _with_allowed_tools(_with_functions_as_tools(body))
+    body = _with_functions_as_tools(body)
+    _check_names(body)
+    body = _with_allowed_tools(body)
     _check_choice(body)
     _check_logprobs(body)
     return body
@@ -181,6 +183,17 @@ def _with_functions_as_tools(body: ChatRequest) -> ChatRequest:
         tool_choice=NamedTool(function=chosen) if isinstance(chosen, NamedFunction) else chosen,
         parallel_tool_calls=False,
     )
+
+
+def _check_names(body: ChatRequest) -> None:
+    """Check that a call tells which tool it is of. Raises InvalidRequest."""
+    names: set[str] = set()
+    for i, tool in enumerate(body.tools or []):
+        name = tool.function.name
+        if name in names:
+            where = f"functions[{i}].name" if body.functions else f"tools[{i}].function.name"
+            raise InvalidRequest(f"{where!r} is {name!r}, which another tool has already", where)
+        names.add(name)
 
 
 def _with_allowed_tools(body: ChatRequest) -> ChatRequest:

@@ -57,6 +57,43 @@ async def test_a_named_function_must_be_called_and_none_may_not() -> None:
     assert choice["message"]["content"] == CALL
 
 
+async def test_no_two_may_have_one_name_in_any_protocol() -> None:
+    said, schema = [{"role": "user", "content": "Hi"}], {"type": "object"}
+    tools = [{"type": "function", "function": {"name": name}} for name in "aba"]
+    flat = [{"type": "function", "name": name, "parameters": schema} for name in "aba"]
+    choice = {"mode": "auto", "tools": tools[1:2]}
+    allowed = {"type": "allowed_tools", "allowed_tools": choice}
+    async with served(None, tool_tokenizer()) as api:
+        for path, body, param in (
+            ("chat/completions", {"messages": said, "tools": tools}, "tools[2].function.name"),
+            (
+                "chat/completions",
+                {"messages": said, "tools": tools, "tool_choice": allowed},
+                "tools[2].function.name",
+            ),
+            (
+                "chat/completions",
+                {"messages": said, "functions": [{"name": "a"}, {"name": "a"}]},
+                "functions[1].name",
+            ),
+            ("responses", {"input": "Hi", "tools": flat}, "tools[2].name"),
+            (
+                "messages",
+                {
+                    "messages": said,
+                    "max_tokens": 9,
+                    "tools": [{"name": name, "input_schema": schema} for name in "aba"],
+                },
+                "tools[2].name",
+            ),
+        ):
+            async with api.client.post(f"/v1/{path}", json={"model": MODEL, **body}) as response:
+                error = (await response.json())["error"]
+            assert response.status == 400
+            assert f"{param!r} is 'a', which another tool has already" in error["message"]
+        assert api.generator.generations == []
+
+
 async def test_what_it_came_to_goes_back_into_the_prompt() -> None:
     messages: Any = [
         *MESSAGES,
