@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coordinator.api.answer.choice import ChoiceDelta, ScoredToken, TokenParts
 from coordinator.text.parts import AnswerParts, Parts
@@ -15,7 +15,7 @@ from coordinator.text.parts import AnswerParts, Parts
 
 @dataclass(slots=True)
 class Piece:
-    """The parts that some text was split into, and the tokens of that text."""
+    """Parts of one kind, and the tokens of their text."""
 
     parts: Parts
     tokens: list[ScoredToken]
@@ -28,8 +28,7 @@ class Piece:
         own, others = (
             (bool(p.content), bool(p.reasoning), p.phase) for p in (self.parts, other.parts)
         )
-        is_mixed = all(own[:2]) or self.parts.calls or other.parts.calls
-        return own == others and not is_mixed
+        return own == others and not (self.parts.calls or other.parts.calls)
 
 
 class AnswerPieces:
@@ -72,7 +71,9 @@ class AnswerPieces:
             return
         tokens, self._unshown = self._tokens_of(parts.content), []
         for part in _in_order(parts):
-            piece = Piece(part, tokens if part.content else [])
+            piece = Piece(part, [])
+            if part.content:  # the first text has the tokens of all that comes together
+                piece.tokens, tokens = tokens, []
             if pieces and pieces[-1].takes(piece):
                 pieces[-1].parts += part
                 pieces[-1].tokens += piece.tokens
@@ -92,10 +93,14 @@ class AnswerPieces:
 
 
 def _in_order(parts: Parts) -> Iterator[Parts]:
-    """Yield what an open call goes on with first: text of the same piece was written behind it."""
-    first = parts.calls[:1]
-    if first and first[0].name is None:
-        yield Parts(calls=first)
-        parts = replace(parts, calls=parts.calls[1:])
-    if parts:
-        yield parts
+    """Yield parts of one kind each, as they were written."""
+    if parts.reasoning:
+        yield Parts(reasoning=parts.reasoning)
+    told = 0  # characters
+    for call in parts.calls:
+        if content := parts.content[told : call.at]:
+            yield Parts(content, phase=parts.phase)
+            told = call.at
+        yield Parts(calls=[call])
+    if content := parts.content[told:]:
+        yield Parts(content, phase=parts.phase)

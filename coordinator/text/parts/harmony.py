@@ -16,7 +16,6 @@ from typing import Final
 
 from coordinator.text.parts.interface import (
     SPACE,
-    CallPiece,
     Parts,
     Phase,
     Tools,
@@ -153,7 +152,7 @@ class Harmony:
                 parts.phase = self._phase
 
     def _call(self, arguments: str, parts: Parts) -> None:
-        parts.calls.append(CallPiece(self._num_calls, self._name, arguments))
+        parts.called(self._num_calls, self._name, arguments)
         self._name = None
 
     def _end(self, parts: Parts, *, is_cut: bool = False) -> None:

@@ -19,11 +19,12 @@ class CallPiece:
     name: str | None  # in the first piece only
     arguments: str  # JSON text
     call_id: str | None = None  # in the first piece, if the model wrote one
+    at: int = field(default=0, compare=False)  # characters of the same Parts' content before it
 
 
 @dataclass(slots=True)
 class Parts:
-    """The parts that were found in a piece of text."""
+    """The parts that were found in a piece of text: reasoning, then content with calls in it."""
 
     content: str = ""
     reasoning: str = ""
@@ -38,14 +39,20 @@ class Parts:
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
 
+    def called(
+        self, index: int, name: str | None, arguments: str, call_id: str | None = None
+    ) -> None:
+        """Add a piece of a call, behind the content so far."""
+        self.calls.append(CallPiece(index, name, arguments, call_id, len(self.content)))
+
     def __add__(self, other: Parts) -> Parts:
         """Return the parts of both; two pieces of one call become one, as clients expect."""
-        calls = list(self.calls)
+        calls, before = list(self.calls), len(self.content)
         for piece in other.calls:
             if calls and piece.name is None and piece.index == calls[-1].index:
                 calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + piece.arguments)
             else:
-                calls.append(piece)
+                calls.append(replace(piece, at=before + piece.at) if before else piece)
         phase = other.phase if other.content else self.phase
         return Parts(self.content + other.content, self.reasoning + other.reasoning, calls, phase)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from coordinator.text.parts.interface import (
     SPACE,
-    CallPiece,
     CallReader,
     NotACall,
     Parts,
@@ -178,9 +177,9 @@ class MarkedCalls:
         if not self._is_named:
             self._is_named = True
             self._around.call_begins()
-            parts.calls.append(CallPiece(self._num_calls, call.name, arguments, call.call_id))
+            parts.called(self._num_calls, call.name, arguments, call.call_id)
         elif arguments:
-            parts.calls.append(CallPiece(self._num_calls, None, arguments))
+            parts.called(self._num_calls, None, arguments)
 
     def _give_up(self, parts: Parts) -> bool:
         self._leave(self._taken(1), parts)

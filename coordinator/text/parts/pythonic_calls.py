@@ -12,7 +12,7 @@ from enum import Enum, auto
 from itertools import pairwise
 
 from coordinator.text.parts.as_written import COMMENTS
-from coordinator.text.parts.interface import SPACE, CallPiece, Parts, Tools
+from coordinator.text.parts.interface import SPACE, Parts, Tools
 from coordinator.text.parts.python_values import python_value, without_strings
 from coordinator.text.parts.text_around import TextAround
 from coordinator.text.parts.typed_values import json_of
@@ -109,7 +109,7 @@ class PythonicCalls:
         if source.is_complete:
             found = source.arguments()
             if found is not None:
-                parts.calls.append(CallPiece(self._num_calls, source.name, found))
+                parts.called(self._num_calls, source.name, found)
                 self._around.call_begins()
                 self._num_calls += 1
                 self._place, self._raw = _Place.LIST, ""

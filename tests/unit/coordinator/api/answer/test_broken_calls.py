@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.text.parts import ToolFormat
+from coordinator.api.answer.choice import ChoiceDelta
+from coordinator.api.answer.pieces import AnswerPieces
+from coordinator.text.parts import AnswerParts, ToolFormat
+from coordinator.text.parts.reasoning import Reasoning
 from tests.fakes.generator import MODEL, FakeGenerator, says, tool_tokenizer
 from tests.matrix import matrix
 from tests.unit.coordinator.api.harness import Harness, client_of, events_of, served
@@ -66,6 +69,25 @@ async def test_text_behind_a_call_that_only_the_end_completes_is_not_inside_of_i
         async with api.client.post("/v1/messages", json=body) as answer:
             blocks = (await answer.json())["content"]
     assert [block.get("input", block.get("text")) for block in blocks] == [{"text": "VALUE"}, "Bye"]
+
+
+def test_text_between_calls_that_are_certain_only_together_stays_there() -> None:
+    """They end reasoning without an end of its own, and all that with the answer."""
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    text = f"Hm. {call}\nand {call} Bye"
+    reasoning = Reasoning(True, call_begins=["<tool_call>"])
+    pieces = AnswerPieces(AnswerParts(reasoning, ToolFormat.HERMES.parser({"now": {}})))
+    told = [
+        (p.parts.reasoning, p.parts.content, len(p.parts.calls))
+        for p in pieces.take_in(ChoiceDelta(0, text, [], "stop"))
+    ]
+    assert [(a.strip(), b.strip(), n) for a, b, n in told] == [
+        ("Hm.", "", 0),
+        ("", "", 1),
+        ("", "and", 0),
+        ("", "", 1),
+        ("", "Bye", 0),
+    ]
 
 
 async def chat(api: Harness) -> Told:
