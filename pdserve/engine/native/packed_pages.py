@@ -28,25 +28,33 @@ HUGE_PAGE_BYTES = 2 << 20
 _WORTH_IT_BYTES = 64 << 20  # smaller files are fast to stream in any case
 _TRIED_BYTES = 4 * HUGE_PAGE_BYTES  # part to try rereading first: cheap even if it does not help
 _MOSTLY = 0.5
+_MOST_LOOKED_AT = 1024
+_looked_at: set[tuple[int, int, int]] = set()  # device, inode and size of files
 _HUGE_PAGES = re.compile(r"^FilePmdMapped:\s+(\d+) kB$", re.MULTILINE)
 
 
 def map_pages(fd: int, worth_it_bytes: int = _WORTH_IT_BYTES) -> NDArray[np.uint8]:
     """Map a whole file, read-only. Its pages are read in when this returns, if the kernel can.
 
-    Of at least `worth_it_bytes` it makes sure that they are huge, if they can be.
+    Of at least `worth_it_bytes` it makes sure that they are huge, if they can be: once, since that
+    takes longer than to map it.
 
     Raises:
         OSError: it cannot be mapped.
     """
-    size = os.fstat(fd).st_size
-    mapped = _mapped(fd, size)
-    if size < worth_it_bytes or huge_share(mapped) > _MOSTLY:
+    stat = os.fstat(fd)
+    file = stat.st_dev, stat.st_ino, stat.st_size
+    mapped = _mapped(fd, stat.st_size)
+    if stat.st_size < worth_it_bytes or file in _looked_at:
         return mapped
-    del mapped  # mapped pages cannot be dropped from the page cache
-    is_of_use = huge_share(_read_anew(fd, min(size, _TRIED_BYTES))) > _MOSTLY
-    mapped = _read_anew(fd, size) if is_of_use else _mapped(fd, size)
-    log.info("%.0f %% of the weights are in huge pages", 100 * huge_share(mapped))
+    if huge_share(mapped) <= _MOSTLY:
+        del mapped  # mapped pages cannot be dropped from the page cache
+        is_of_use = huge_share(_read_anew(fd, min(stat.st_size, _TRIED_BYTES))) > _MOSTLY
+        mapped = _read_anew(fd, stat.st_size) if is_of_use else _mapped(fd, stat.st_size)
+        log.info("%.0f %% of the weights are in huge pages", 100 * huge_share(mapped))
+    if len(_looked_at) >= _MOST_LOOKED_AT:
+        _looked_at.clear()
+    _looked_at.add(file)
     return mapped
 
 

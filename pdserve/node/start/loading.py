@@ -67,6 +67,7 @@ class Loading:
             self._set_progress,
             packed_cache(config.engine),
             self._ranks,
+            is_awaited=self._wakes,
         )
         before = partial(self.before_step, self.check_wanted)
         costs = step_costs(

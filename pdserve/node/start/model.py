@@ -308,9 +308,7 @@ def check_devices(first: torch.device, num_ranks: int, num_devices: int) -> None
 
 def device_of_rank(first: torch.device, rank: int) -> torch.device:
     """The GPU of a rank, if that of rank 0 is `first`; on CPUs it is the same."""
-    if first.type == "cpu":
-        return first
-    return torch.device(first.type, (first.index or 0) + rank)
+    return first if first.type == "cpu" else torch.device(first.type, (first.index or 0) + rank)
 
 
 def _kernels(engine: EngineConfig, plan: ModelPlan, sizes: Sizes) -> KernelChoice:
@@ -334,9 +332,7 @@ def packed_cache(engine: EngineConfig) -> PackedCache | None:
         ConfigError: packed_limit is not a size.
     """
     folder = weights_folder(engine)
-    if folder is None:
-        return None
-    return PackedCache(folder, parse_bytes(engine.packed_limit))
+    return None if folder is None else PackedCache(folder, parse_bytes(engine.packed_limit))
 
 
 def load_runner(
@@ -345,10 +341,12 @@ def load_runner(
     on_progress: Callable[[float], None],
     cache: PackedCache | None = None,
     ranks: RankLoader | None = None,
+    *,
+    is_awaited: bool = False,
 ) -> ModelRunner:
     """Load the weights, place the KV cache in `buffer` (or in new memory), and warm up.
 
-    Slow, so for a thread. With `ranks`, this process loads its own share, and they theirs.
+    Slow, so for a thread. With `ranks`, they load theirs. If `is_awaited`, the first step warms up.
 
     Raises:
         ModelError: the checkpoint's weights do not match its config, or are damaged.
@@ -359,7 +357,8 @@ def load_runner(
     kv_cache = KvCache(model.rank_layouts[0], model.num_blocks, model.device, buffer)
     runner = ModelRunner(decoder, kv_cache, grammars=GrammarProgress(_native.num_threads()))
     loaded_s = time.perf_counter()
-    runner.warmup(min(WARMUP_TOKENS, model.max_model_len))
+    if not is_awaited:
+        runner.warmup(min(WARMUP_TOKENS, model.max_model_len))
     warm_s = time.perf_counter()
     log.info("weights in %.2f s, warm in %.2f s", loaded_s - started_s, warm_s - loaded_s)
     return runner

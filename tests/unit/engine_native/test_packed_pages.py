@@ -71,6 +71,7 @@ def test_a_file_that_stays_in_small_pages_is_read_once(
         os, "posix_fadvise", lambda fd, start, num_bytes, advice: given_back.append(num_bytes)
     )
     assert np.array_equal(map_pages(fd, worth_it_bytes=0), CONTENT)
+    assert np.array_equal(map_pages(fd, worth_it_bytes=0), CONTENT)  # nor does a later life of it
     assert given_back == [packed_pages._TRIED_BYTES]
 
 
