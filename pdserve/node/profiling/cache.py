@@ -1,5 +1,7 @@
 """Caches profiles on disk, so that only the first start of a node on a machine measures.
 
+Models that differ in their weights alone have one, so that a wake as one of them need not measure.
+
 There is one small JSON file per key. If several nodes profile at the same time, the last one's file
 remains. A file that cannot be read, or that has another key, is ignored.
 """
@@ -18,14 +20,13 @@ from pdserve.protocol import StepCosts
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # version of the file format and of the meaning of its costs
+FORMAT = 3  # version of the file format and of the meaning of its costs
 
 
 class ProfileKey(msgspec.Struct, frozen=True, kw_only=True):
     """Everything known that a profile depends on."""
 
-    model_id: str
-    revision: str
+    model: str  # its shape and arithmetic, of which other weights make no other times
     device: str  # the processor's or the GPU's name
     dtype: str
     threads: int  # of a rank

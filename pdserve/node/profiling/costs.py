@@ -5,6 +5,8 @@ steps: which steps ──► timer: run them ──► fit: costs ──► cach
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -139,8 +141,7 @@ def _log_costs(perf: PerfModel, limits: StepLimits) -> None:
 def profile_key(model: NodeModel, limits: StepLimits) -> ProfileKey:
     """The cache key of this node's profile."""
     return ProfileKey(
-        model_id=model.checkpoint.model_id,
-        revision=model.arithmetic,
+        model=_shape(model),
         device=device_name(model.device),
         dtype=model.layout.dtype.value,
         threads=torch.get_num_threads(),
@@ -153,6 +154,14 @@ def profile_key(model: NodeModel, limits: StepLimits) -> ProfileKey:
         block_size=limits.block_size,
         longest=limits.longest,
     )
+
+
+def _shape(model: NodeModel) -> str:
+    """Return what the times of a model's steps depend on, as a digest."""
+    config = dataclasses.replace(model.config, eos_token_ids=frozenset())
+    arithmetic = model.arithmetic.removeprefix(model.checkpoint.revision)
+    facts = repr((config, model.weights, arithmetic, model.kernels))
+    return hashlib.sha256(facts.encode()).hexdigest()
 
 
 def attention_name(device: torch.device) -> str:

@@ -25,16 +25,18 @@ from pdserve.node.profiling.costs import (
     Measure,
     attention_name,
     measured_profile,
+    profile_key,
     step_costs,
+    step_limits,
 )
 from pdserve.node.start.model import load_runner, plan_model
 from pdserve.protocol import StepCosts
-from pdserve.settings.config import EngineConfig, NodeConfig, ProfileConfig
+from pdserve.settings.config import EngineConfig, NodeConfig, ProfileConfig, WeightsConfig
 from pdserve.shared.process.user_cache import cache_folder
+from tests.checkpoints import make_checkpoint
 
 KEY = ProfileKey(
-    model_id="m",
-    revision="1",
+    model="m",
     device="Zen 9",
     dtype="bfloat16",
     threads=2,
@@ -115,6 +117,21 @@ def test_the_folder_is_among_the_users_caches(
     for ignored in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
         assert cache_folder("profiles") == tmp_path / ".cache/pdserve/profiles"
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_models_that_differ_in_weights_alone_have_one_profile(tmp_path: Path, family: str) -> None:
+    def key_of(name: str, **changes: int) -> ProfileKey:
+        path = make_checkpoint(tmp_path / name, family, **changes)
+        engine = EngineConfig(device="cpu", kernels="portable", kv_memory="8MiB", max_model_len=32)
+        config = NodeConfig(checkpoint=WeightsConfig(model=str(path)), engine=engine)
+        model = plan_model(config)
+        assert " at 0x" not in repr(model.config), "another process would have another key"
+        return profile_key(model, step_limits(engine, model))
+
+    one = key_of("one")
+    assert key_of("two", seed=1, eos_token_id=3) == one
+    assert key_of("wide", intermediate_size=160) != one
 
 
 # ---- on a node: the demo model, its real runner, and very little time ---------------------------
