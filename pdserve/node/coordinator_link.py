@@ -95,15 +95,15 @@ class LegReceiver(Protocol):
         ...
 
 
-def _send_nothing(_: CoordinatorLink) -> None:
-    """The default of `on_attached`: nothing follows the first load report."""
+def _do_nothing(_: CoordinatorLink) -> None:
+    """The default of `on_attached` and `on_refused`."""
 
 
 class CoordinatorLink:
     """Membership at one coordinator.
 
     `on_attached` is called whenever a stream has been opened. What it sends follows the first load
-    report.
+    report. `on_refused` is called whenever the coordinator has said that it lets no such node in.
     """
 
     def __init__(
@@ -113,7 +113,8 @@ class CoordinatorLink:
         load: Callable[[], LoadReport],
         receiver: LegReceiver,
         timeouts: NodeTimeouts,
-        on_attached: Callable[[CoordinatorLink], None] = _send_nothing,
+        on_attached: Callable[[CoordinatorLink], None] = _do_nothing,
+        on_refused: Callable[[CoordinatorLink], None] = _do_nothing,
         security: Security = OPEN,
         leave_s: float = LEAVE_S,
     ) -> None:
@@ -123,9 +124,11 @@ class CoordinatorLink:
         self._receiver = receiver
         self._timeouts = timeouts
         self._on_attached = on_attached
+        self._on_refused = on_refused
         self._security = security
         self._leave_s = leave_s
         self.coordinator = ""  # its incarnation, as it said last
+        self.refusal = ""  # why it lets no such node in; empty: it may
         self._outbox: Outbox | None = None  # None while not attached
         self._stream: Stream | None = None
         self._is_leaving = False
@@ -155,6 +158,8 @@ class CoordinatorLink:
             except (grpc.aio.AioRpcError, PdserveError, TimeoutError) as error:
                 if _is_refusal(error):  # the next attempt would be refused too
                     pause_s = self._timeouts.liveness_s
+                    self.refusal = _reason(error)
+                    self._on_refused(self)
                 if self.is_attached:
                     told.clear()
                 if _kind(error) not in told and not self._is_leaving:
@@ -205,7 +210,7 @@ class CoordinatorLink:
                 )
             check_protocol(welcome.protocol, f"coordinator {self.address}")
             log.info("attached to coordinator %s (%s)", welcome.coordinator_id, self.address)
-            self.coordinator = welcome.incarnation
+            self.coordinator, self.refusal = welcome.incarnation, ""
             self._stream = stream
             self._drain_seen.clear()
             self._outbox = outbox = Outbox()

@@ -3,7 +3,8 @@
 A life (`runtime.py`) ends when the node has drained. Nothing of it is left in the next one but the
 process, with all that it has imported, and pages of files in memory. If the next model cannot be
 served (its files are damaged or others by now, or there is no room), the node is one of the model
-before again: whoever asks for that one is not to suffer.
+before again, as that was, whatever the file of models says by now: whoever asks for that one is not
+to suffer.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import gc
 import logging
 import os
 import sys
+from dataclasses import dataclass
 
 import uvloop
 from msgspec.structs import replace
 
 from pdserve.node.places.place import Place
+from pdserve.node.planned import Planned
 from pdserve.node.prefixes.host_tier import make_tier_blocks
 from pdserve.node.roles import ServiceFactories
-from pdserve.node.runtime import Planned, live
+from pdserve.node.runtime import live
 from pdserve.node.split_cores.phases import check_splits
 from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
-from pdserve.node.start.draft import plan_models
+from pdserve.node.start.known_plans import KnownPlans
 from pdserve.node.start.model import set_threads, share_of
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig, WeightsConfig
-from pdserve.settings.models import node_of_model
+from pdserve.settings.models import NodeOfModel, node_of_model
 from pdserve.shared.errors import CapacityError, ConfigError, ModelError, PdserveError
 from pdserve.shared.process.collector import freeze_loaded_objects
 from pdserve.shared.process.open_files import raise_file_limit
@@ -51,69 +54,72 @@ def run(config: NodeConfig, role: NodeRole, make: ServiceFactories) -> None:
     check_exposure(config.security, config.host)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_file_limit(MOST_FILES)
-    place = Place.of(config)
     cores = plan_cores(config.engine, sorted(os.sched_getaffinity(0)))
+    process = _Process(config, cores, Place.of(config), KnownPlans())
     log.info("%s", cores.describe())
     set_threads(cores.of_rank(0, share_of(config.engine).num_ranks).num_threads)
     use_service_cores(cores)
-    uvloop.run(_lives(plan(config, role, cores, place), config, cores, make))
+    uvloop.run(_lives(process, process.plan(node_of_model(config), role), make))
 
 
-def plan(
-    config: NodeConfig,
-    role: NodeRole,
-    cores: CorePlan,
-    place: Place | None = None,
-    *,
-    has_woken: bool = False,
-) -> Planned:
-    """Plan a life; `has_woken`: there was one before. Raises as `run`."""
-    node = node_of_model(config)
-    config = node.config
-    model = plan_models(config, role)
-    node.check_digest(model.checkpoint.revision)
-    check_splits(config, role, cores, model)
-    tier_blocks = make_tier_blocks(config, model)
-    on_cpu = model.device.type == "cpu"  # what a GPU keeps of a life is not known
-    if place is not None and not on_cpu:
-        raise ConfigError(f"several places compute on CPUs, not {model.device}: add --device cpu")
-    others = node.others if on_cpu else []
-    return Planned(config, role, model, tier_blocks, node.name, others, place, has_woken)
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """What all lives have in common."""
+
+    config: NodeConfig
+    cores: CorePlan
+    place: Place | None
+    plans: KnownPlans
+
+    def plan(self, node: NodeOfModel, role: NodeRole, was: NodeOfModel | None = None) -> Planned:
+        """Plan a life; `was`: that of the one before. Raises as `run`."""
+        config = node.config
+        model = self.plans.of(config, role)
+        node.check_digest(model.checkpoint.revision)
+        check_splits(config, role, self.cores, model)
+        tier_blocks = make_tier_blocks(config, model)
+        on_cpu = model.device.type == "cpu"  # what a GPU keeps of a life is not known
+        if self.place is not None and not on_cpu:
+            raise ConfigError(
+                f"several places compute on CPUs, not {model.device}: add --device cpu"
+            )
+        if not on_cpu:
+            node = node._replace(others=())
+        return Planned(node, role, model, tier_blocks, self.place, was)
+
+    def plan_next(self, name: str, role: NodeRole, was: NodeOfModel) -> Planned:
+        """Plan a life as a node of this model or, if that cannot be, as what the node was."""
+        if name != was.name:
+            try:
+                weights = WeightsConfig(model=name)
+                node = node_of_model(replace(self.config, checkpoint=weights))
+                return self.plan(node, role, was)
+            except _REFUSALS as error:
+                _log_refusal(name, was.name, error)
+        return self.plan(was, role, was)
 
 
-async def _lives(
-    planned: Planned, config: NodeConfig, cores: CorePlan, make: ServiceFactories
-) -> None:
+async def _lives(process: _Process, planned: Planned, make: ServiceFactories) -> None:
     signals = StopSignals()
-    if planned.may_become:  # so that what lives end with is collected, and quickly
+    if planned.node.others:  # so that what lives end with is collected, and quickly
         freeze_loaded_objects()
-    was = ""  # the last model that it has served
     while True:
+        was = planned.node
         try:
-            model, role = await live(planned, cores, make, signals)
-            was = planned.name
+            name, role = await live(planned, process.cores, make, signals)
         except _REFUSALS as error:
-            if was in ("", planned.name):
+            if planned.was is None or not planned.can_go_back:
                 raise
-            _log_refusal(planned.name, was, error)
-            model, role = was, planned.role
-        if not model or signals.has_heard:
+            _log_refusal(was.name, planned.was.name, error)
+            was, role = planned.was, planned.role
+            name = was.name
+        if not name or signals.has_heard:
             return
-        place = planned.place
         del planned
         gc.collect()
-        if place is not None:
-            place.leave()
-
-        def woken(name: str, role: NodeRole = role, place: Place | None = place) -> Planned:
-            weights = WeightsConfig(model=name)
-            return plan(replace(config, checkpoint=weights), role, cores, place, has_woken=True)
-
-        try:
-            planned = await asyncio.to_thread(woken, model)
-        except _REFUSALS as error:
-            _log_refusal(model, was, error)
-            planned = await asyncio.to_thread(woken, was)
+        if process.place is not None:
+            process.place.leave()
+        planned = await asyncio.to_thread(process.plan_next, name, role, was)
         if signals.has_heard:
             return
         signals = StopSignals()

@@ -14,8 +14,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
@@ -31,9 +30,9 @@ from pdserve.node.coordinator_link import LEAVE_S, CoordinatorLink
 from pdserve.node.coordinators import Coordinators
 from pdserve.node.engine_watch import EngineWatch, unless_rank_lost
 from pdserve.node.memory.kv_memory import begin_memory, make_kv_memory, prefill_refusal
-from pdserve.node.places.place import Place, begin_life
+from pdserve.node.places.place import begin_life
+from pdserve.node.planned import Planned
 from pdserve.node.prefixes.exports import PrefixExports
-from pdserve.node.prefixes.host_tier import TierBlocks
 from pdserve.node.reports.gauges import (
     BusyShare,
     load_report,
@@ -58,15 +57,13 @@ from pdserve.node.standby import Standby
 from pdserve.node.start.cores import CorePlan
 from pdserve.node.start.kind import kind_of
 from pdserve.node.start.loading import Loading
-from pdserve.node.start.model import NodeModel
 from pdserve.node.start.other_ranks import start_other_ranks
 from pdserve.protocol import KvTier, LoadReport, NodeHello, NodeRole, NodeState, Sickness
 from pdserve.protocol.version import PROTOCOL
 from pdserve.rules.cores import Slowdowns
 from pdserve.rules.late import has_late_last
-from pdserve.settings.config import NodeConfig
 from pdserve.shared.addresses import format_address, is_loopback
-from pdserve.shared.errors import NodeSick
+from pdserve.shared.errors import ConfigError, NodeSick
 from pdserve.shared.process.collector import freeze_loaded_objects
 from pdserve.shared.process.exit_codes import SICK
 from pdserve.shared.process.loop_watch import LoopWatch
@@ -83,24 +80,15 @@ SICK_END_S = 3.0  # for telling everybody that it is sick, after which a node en
 MOST_REASON = 500  # characters
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A node that has not loaded yet."""
-
-    config: NodeConfig
-    role: NodeRole
-    model: NodeModel
-    tier_blocks: TierBlocks | None = None
-    name: str = ""  # its model's in the file of models; empty: there is no such file
-    may_become: Sequence[str] = ()  # other models of that file
-    place: Place | None = None  # that it has on a node of several; None: the node is its own
-    has_woken: bool = False  # its process was another model's node before
-
-
 async def live(
     planned: Planned, cores: CorePlan, make: ServiceFactories, signals: StopSignals
 ) -> tuple[str, NodeRole]:
-    """Live until drained; returns the model to go on with, if there is one, and the pool."""
+    """Live until drained; returns the model to go on with, if there is one, and the pool.
+
+    Raises:
+        ConfigError, ModelError, CapacityError: the model cannot be served; or no coordinator lets
+            the node in, and it can go back.
+    """
     node = Node(planned, cores, make, drain=signals.drain.set)
     try:
         await node.listen()
@@ -115,6 +103,8 @@ async def live(
             await node.serve(await loading, signals)
     finally:
         await node.close()
+    if node.refusal:
+        raise ConfigError(node.refusal)
     return node.becomes, node.role
 
 
@@ -130,8 +120,10 @@ class Node:
         drain: Callable[[], None] = lambda: None,
     ) -> None:
         """`drain` has `serve` end as a signal would: a coordinator has asked for that."""
-        config, role, model = planned.config, planned.role, planned.model
+        config, role, model = planned.node.config, planned.role, planned.model
+        wakes = planned.was is not None
         self.becomes = ""  # the model to go on with when this one has drained; empty: none
+        self.refusal = ""  # why no coordinator lets it in, if it can go back for that
         self._drain = drain
         self._config, self._planned = config, planned
         self._model = model
@@ -146,7 +138,7 @@ class Node:
         self._memory = memory = make_kv_memory(role, model, gives_back=planned.place is not None)
         budget = None if planned.place is None else planned.place.memory_of(memory)
         self._ranks = ranks = start_other_ranks(config, model, cores, memory, self._security)
-        self.loading = Loading(config, cores, model, memory, ranks.others, wakes=planned.has_woken)
+        self.loading = Loading(config, cores, model, memory, ranks.others, wakes=wakes)
         served, hosts = ModelFacts.of(model), ranks.kv_hosts
         self._parts = parts = make_parts(
             config, role, served, memory, planned.tier_blocks, lambda: self._state, hosts, budget
@@ -274,7 +266,7 @@ class Node:
     async def serve(self, runner: Runner, signals: StopSignals) -> None:
         """Accept legs until SIGTERM, then finish those in progress, within `drain_s`."""
         forget_files()
-        if not self._planned.may_become:
+        if not self._planned.node.others:
             freeze_loaded_objects()
         with LoopWatch() as watch:
             self._parts.metrics.watch_loop(watch)
@@ -385,10 +377,10 @@ class Node:
             protocol=PROTOCOL,
             late_last=has_late_last(self._config.policy.prefill_policy),
             weights=self._model.weights,
-            model_name=self._planned.name,
-            may_become=list(self._planned.may_become),
+            model_name=self._planned.node.name,
+            may_become=list(self._planned.node.others),
             place_of=self._config.place.place_of or self._config.place.ledger,
-            has_woken=self._planned.has_woken,
+            has_woken=self._planned.was is not None,
             arithmetic="" if self._model.precision is None else self._model.arithmetic,
         )
 
@@ -409,6 +401,7 @@ class Node:
             self._services,
             self._config.timeouts,
             on_attached=self._attached,
+            on_refused=self._refused,
             security=self._security,
         )
 
@@ -434,6 +427,12 @@ class Node:
         self._kv_events.attached(link)
         link.send(self._parts.adapters.told())
         self._report_load()  # the others share the node with one more
+
+    def _refused(self, link: CoordinatorLink) -> None:
+        """What a node is asked to become may be nothing that its coordinators know by now."""
+        if self._planned.can_go_back and all(link.refusal for link in self._links):
+            self.refusal = link.refusal
+            self._drain()
 
     def _note_busy(self, report: StepReport) -> None:
         share = 1.0 if self._phases is None else self._phases.last_steps(report).share

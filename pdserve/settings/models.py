@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -160,12 +160,12 @@ def parse_models(text: str, path: Path) -> ModelsFile:
 class NodeOfModel(NamedTuple):
     """A node as it is with one model of its file."""
 
-    name: str  # of the model; empty: there is no such file
     config: NodeConfig
+    name: str = ""  # of the model; empty: there is no such file
     # Others that it could serve instead: none where ranks in other processes or on other hosts have
     # loaded the model, too.
-    others: list[str]
-    digest: str  # what the revision of its checkpoint has to begin with
+    others: Sequence[str] = ()
+    digest: str = ""  # what the revision of its checkpoint has to begin with
 
     def check_digest(self, revision: str) -> None:
         """Raise ConfigError: it is pinned to other files than those of `revision`."""
@@ -184,14 +184,14 @@ def node_of_model(config: NodeConfig) -> NodeOfModel:
         ConfigError: as `read_models`, or the file has no such model.
     """
     if not config.models:
-        return NodeOfModel("", config, [], "")
+        return NodeOfModel(config)
     file = read_models(config.models)
     name, model = file.find(config.checkpoint.model or next(iter(file.models)))
     engine = model.engine(config.engine)
     has_ranks = engine.tensor_parallel > 1 or engine.pipeline_parallel > 1 or engine.rank_hosts
     others = [] if has_ranks else [other for other in file.models if other != name]
     found = replace(config, checkpoint=model.checkpoint, engine=engine)
-    return NodeOfModel(name, found, others, model.digest)
+    return NodeOfModel(found, name, others, model.digest)
 
 
 def _check(file: ModelsFile) -> None:

@@ -15,9 +15,11 @@ from pdserve.commands.cli.node import SERVICES
 from pdserve.engine.plan.forms import FLOAT32, ActivationDtype
 from pdserve.grammar import Vocabulary
 from pdserve.node import runtime
+from pdserve.node.planned import Planned
 from pdserve.node.start.model import NodeModel
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig
+from pdserve.settings.models import NodeOfModel
 from pdserve.shared.errors import TokenizerError
 from tests.lives.adapters import LifeStore
 from tests.lives.kv import EOS, LAYOUT, VOCAB_SIZE
@@ -77,7 +79,7 @@ class NodeProcess(Process):
         """Begin; `ended` is called when it has drained, or has ended itself."""
         self.life = self.spawn(
             runtime.live(
-                runtime.Planned(self._config, self._role, self._model),
+                Planned(NodeOfModel(self._config), self._role, self._model),
                 None,  # type: ignore[arg-type]  # no cores
                 SERVICES,
                 self.signals,  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def test_models_are_read_with_paths_from_the_file(tmp_path: Path) -> None:
 def test_a_node_is_that_of_a_model_of_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, TWO)
     config = NodeConfig(models=file, checkpoint=WeightsConfig(model="org/big"))
-    name, node, others, _ = node_of_model(config)
+    node, name, others, _ = node_of_model(config)
     assert others == ["small"]
     assert name == "org/big"
     assert node.checkpoint == WeightsConfig(model="org/big", revision="v2")

@@ -402,6 +402,28 @@ async def test_a_node_of_the_build_before_or_behind_is_let_in(
         assert isinstance(FROM_COORDINATOR.unwrap(await stream.read()), Welcome)
 
 
+async def test_a_node_hears_why_it_is_not_let_in_until_it_is(coordinator: Coordinator) -> None:
+    told: list[str] = []
+    link = CoordinatorLink(
+        f"127.0.0.1:{coordinator.port}",
+        lambda: hello(model_id="other"),
+        lambda: LoadReport(state=NodeState.READY, role=NodeRole.DECODE),
+        Receiver(),
+        TIMEOUTS,
+        on_refused=lambda link: told.append(link.refusal),
+    )
+    running = asyncio.create_task(link.run())
+    try:
+        await until(lambda: bool(told))
+        assert "serves 'other', this coordinator 'm'" in told[0]
+        coordinator.model_id = "other"
+        await until(lambda: link.is_attached)
+        assert link.refusal == ""
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_a_second_node_with_the_same_id_is_refused_until_the_first_is_gone(
     coordinator: Coordinator,
 ) -> None:

@@ -8,9 +8,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from pdserve.node import lives
-from pdserve.node.runtime import Planned
+from pdserve.node.planned import Planned
+from pdserve.node.start.known_plans import KnownPlans
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import NodeConfig
+from pdserve.settings.models import NodeOfModel
 from pdserve.shared.errors import ConfigError, ModelError
 
 D = NodeRole.DECODE
@@ -23,31 +25,36 @@ class Lives:
         self, monkeypatch: pytest.MonkeyPatch, *, planless: str = "", damaged: Sequence[str] = ()
     ) -> None:
         self.lived: list[str] = []
+        self.removed: list[str] = []  # from the file
         self.asked: list[str] = []
         self._planless = planless
         self._damaged = damaged
-        monkeypatch.setattr(lives, "plan", self._plan)
+        monkeypatch.setattr(lives._Process, "plan", self._plan)
+        monkeypatch.setattr(lives, "node_of_model", self._of_model)
         monkeypatch.setattr(lives, "live", self._live)
         monkeypatch.setattr(lives, "freeze_loaded_objects", lambda: None)
 
     async def run(self, first: str, *asked: str) -> None:
         self.asked = [*asked, ""]
-        await lives._lives(self._planned(first), NodeConfig(), MagicMock(), MagicMock())
+        process = lives._Process(NodeConfig(), MagicMock(), None, KnownPlans())
+        node = NodeOfModel(NodeConfig(), first, ["other"])
+        await lives._lives(process, self._plan(node, D), MagicMock())
 
-    def _planned(self, name: str) -> Planned:
-        return Planned(NodeConfig(), D, MagicMock(), name=name, may_become=["other"])
+    def _of_model(self, config: NodeConfig) -> NodeOfModel:
+        name = str(config.checkpoint.model)
+        if name in self.removed:
+            raise ConfigError(f"there is no model {name!r}")
+        return NodeOfModel(NodeConfig(), name, ["other"])
 
-    def _plan(self, config: NodeConfig, *_: object, has_woken: bool) -> Planned:
-        assert has_woken
-        name = config.checkpoint.model
-        if name == self._planless:
-            raise ConfigError(f"models.{name} is pinned to other files")
-        return self._planned(str(name))
+    def _plan(self, node: NodeOfModel, role: NodeRole, was: NodeOfModel | None = None) -> Planned:
+        if node.name == self._planless:
+            raise ConfigError(f"models.{node.name} is pinned to other files")
+        return Planned(node, role, MagicMock(), was=was)
 
     async def _live(self, planned: Planned, *_: object) -> tuple[str, NodeRole]:
-        self.lived.append(planned.name)
-        if planned.name in self._damaged:
-            raise ModelError(f"{planned.name} lacks a tensor")
+        self.lived.append(planned.node.name)
+        if planned.node.name in self._damaged:
+            raise ModelError(f"{planned.node.name} lacks a tensor")
         return self.asked.pop(0), D
 
 
@@ -63,6 +70,15 @@ async def test_a_model_that_cannot_be_planned_or_loaded_leaves_the_node_as_it_wa
         "files",
         "cannot become a node of damaged, and is one of b again: damaged lacks a tensor",
     ]
+
+
+async def test_a_file_of_models_that_is_no_more_leaves_the_node_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = Lives(monkeypatch)
+    node.removed = ["a", "b"]
+    await node.run("a", "b", "c", "b", "a")
+    assert node.lived == ["a", "a", "c", "c", "c"]
 
 
 async def test_what_cannot_be_served_at_first_or_again_ends_the_process(

@@ -14,11 +14,13 @@ from kv_transfer.cuda.pool import PrivatePool
 from pdserve.commands.cli.node import SERVICES
 from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.node import runtime
+from pdserve.node.planned import Planned
 from pdserve.node.reports.kv_events import MAX_HASHES, KvEventFeed
 from pdserve.node.start.cores import plan_cores
 from pdserve.node.start.model import plan_model
 from pdserve.protocol import KvEvents, KvTier, NodeRole
 from pdserve.settings.config import EngineConfig, NodeConfig
+from pdserve.settings.models import NodeOfModel
 
 NUM_BLOCKS = 6
 
@@ -114,7 +116,8 @@ async def test_nobody_is_told_of_a_pool_that_nobody_can_reach(
         memory = PrivatePool(NUM_BLOCKS, model.layout.block_bytes)
         monkeypatch.setattr(runtime, "make_kv_memory", lambda *_, **__: memory)
     cores = plan_cores(config.engine, [0])
-    node = runtime.Node(runtime.Planned(config, NodeRole.DECODE, model), cores, SERVICES)
+    planned = Planned(NodeOfModel(config), NodeRole.DECODE, model)
+    node = runtime.Node(planned, cores, SERVICES)
     listener = Listener()
     fill(node._parts.pool, [1, 2, 3])
     node._kv_events.attached(listener)
