@@ -22,8 +22,13 @@ class WakeOutlook:
         can_route: Callable[[], bool],
         line: WaitingLine[RunningRequest],
         coming: Callable[[], Coming | None],
+        cannot_serve: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`coming`: when a node will be there; None: that is not known."""
+        """`coming`: when a node will be there; None: that is not known.
+
+        `cannot_serve`: whether nodes could not wake as the model.
+        """
+        self.cannot_serve = cannot_serve
         self._can_route = can_route
         self._line = line
         self._coming = coming

@@ -6,8 +6,10 @@ anew. That costs whoever it served before, so one node is moved at a time and po
 
     gain   requests for a model that is asleep, whether in line or interrupted as their nodes left,
            and those in line for one that has been too busy for BUSY_S. Each counts
-           for one, and more the nearer its deadline is: two at the deadline. Those of a tenant
-           count for less the more wakes were made for it lately, so that it cannot thrash.
+           for one, and more the nearer its deadline is: two at the deadline. It counts for one
+           more with each AGE_S that it has waited, so that it waits for no stream of others for
+           ever. Those of a tenant count for less the more wakes were made for it lately, so that
+           it cannot thrash.
     cost   requests that run on the node, and the gain of its model's own if that would be asleep:
            of two models that have half of what they need, one gives way, however many wakes were
            made for those who wait.
@@ -20,8 +22,10 @@ longer than a wake of the leader's would have taken.
 
 An order has failed if nothing has come of it in ORDER_S, or the node has come back as another
 model's. It is given again: at once after the first failure, PAUSE_S after the second, twice as long
-after each further one, MOST_PAUSE_S at most. No event loop, no messages: what there is comes in,
-orders come out.
+after each further one, MOST_PAUSE_S at most. A node that has come back without having died could
+not wake as the model. After two such failures the model cannot be served: who waits for it need not
+wait on, until it is tried again. No event loop, no messages: what there is comes in, orders come
+out.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from pdserve.settings.config import Mode
 MIN_AWAKE_S: Final = 2.0
 AWAKE_WAKES: Final = 4.0
 BUSY_S: Final = 2.0
+AGE_S: Final = 10.0
 ORDER_S: Final = 30.0
 FOLLOW_S: Final = 1.0  # for which who does not lead gives the leader more time than a wake takes
 PAUSE_S: Final = 2.0  # nodes die for other reasons, too, and others may be idle
@@ -67,6 +72,7 @@ class AwakeNode:
     num_requests: int  # running or waiting there
     may_become: frozenset[str]  # names of models
     place_of: str = ""  # the node whose cores and memory it shares with others; empty: none
+    has_woken: bool = False  # its process was a node before
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,15 @@ class _Ordered:
 
 
 @dataclass(slots=True)
+class _Failures:
+    """Orders for a model that have failed, one after the other."""
+
+    at_s: float = 0.0  # the last one
+    number: int = 0
+    num_refused: int = 0  # of the last ones: their nodes live, and are what they were
+
+
+@dataclass(slots=True)
 class Wakes:
     """The policy of one coordinator."""
 
@@ -122,7 +137,7 @@ class Wakes:
     again_s: float = inf  # when a node may leave that some wait for, and had just woken
     _orders: dict[str, _Ordered] = field(default_factory=dict)  # by node id
     _since_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # node |-> (life, ready)
-    _failed: dict[str, tuple[int, float]] = field(default_factory=dict)  # (times, when)
+    _failed: dict[str, _Failures] = field(default_factory=dict)
     _made_for: deque[tuple[float, str]] = field(default_factory=deque)  # (when, tenant)
     # For orders of another coordinator: each ready node's model, and when others left theirs.
     _ready: dict[str, str] = field(default_factory=dict)
@@ -172,47 +187,57 @@ class Wakes:
         least_s = self.times.expected_s(model.name) + FOLLOW_S
         return replace(model, waiting=[one for one in model.waiting if one.waited_s >= least_s])
 
+    def cannot_serve(self, model: str, now_s: float) -> bool:
+        """Return whether nodes could not wake as it, and it is not tried again now."""
+        return self._is_put_off(model, now_s) and self._failed[model].num_refused > 1
+
     def _is_put_off(self, model: str, now_s: float) -> bool:
-        num_failures, failed_s = self._failed.get(model, (0, 0.0))
-        pause_s = min(MOST_PAUSE_S, PAUSE_S * 2.0 ** min(num_failures - 2, 10))
-        return num_failures > 1 and now_s - failed_s < pause_s
+        failures = self._failed.get(model, _Failures())
+        pause_s = min(MOST_PAUSE_S, PAUSE_S * 2.0 ** min(failures.number - 2, 10))
+        return failures.number > 1 and now_s - failures.at_s < pause_s
 
     def _follow(self, models: Sequence[ModelNow], now_s: float) -> None:
         """Note which orders have been carried out, and which have failed."""
-        ready = {}
+        ready: dict[str, tuple[str, AwakeNode]] = {}
         for model in models:
             for node in model.nodes:
                 life, _ = self._since_s.get(node.node_id, ("", 0.0))
                 if node.is_ready and life != node.incarnation:
                     self._since_s[node.node_id] = node.incarnation, now_s
                 if node.is_ready:
-                    ready[node.node_id] = model.name, node.incarnation
+                    ready[node.node_id] = model.name, node
         here = {node.node_id for model in models for node in model.nodes} | self._orders.keys()
         self._since_s = {name: since for name, since in self._since_s.items() if name in here}
         for node_id, order in list(self._orders.items()):
-            name, incarnation = ready.get(node_id, ("", order.incarnation))
-            if incarnation != order.incarnation:
+            name, found = ready.get(node_id, ("", None))
+            if found is not None and found.incarnation != order.incarnation:
                 del self._orders[node_id]
                 if name == order.model:
                     self.times.learn(name, now_s - order.at_s)
                     self._failed.pop(name, None)
-                else:  # it has ended, and was started as what it was at first
-                    self._note_failure(order.model, now_s)
+                else:  # else it has ended, and was started as what it was at first
+                    self._note_failure(order.model, now_s, is_refusal=found.has_woken)
             elif now_s - order.at_s >= ORDER_S:
                 del self._orders[node_id]
-                self._note_failure(order.model, now_s)
+                self._note_failure(order.model, now_s, is_refusal=False)
         while self._made_for and now_s - self._made_for[0][0] >= LATELY_S:
             self._made_for.popleft()
 
-    def _note_failure(self, model: str, now_s: float) -> None:
-        num_failures, _ = self._failed.get(model, (0, 0.0))
-        self._failed[model] = num_failures + 1, now_s
+    def _note_failure(self, model: str, now_s: float, *, is_refusal: bool) -> None:
+        failures = self._failed.setdefault(model, _Failures())
+        failures.at_s = now_s
+        failures.number += 1
+        failures.num_refused = failures.num_refused + 1 if is_refusal else 0
 
     def _gain(self, model: ModelNow, now_s: float) -> float:
         lately = Counter(tenant for _, tenant in self._made_for)
         wake_s = self.times.expected_s(model.name)
         return sum(
-            (1 + min(1.0, (one.waited_s + wake_s) / max(one.within_s, wake_s)))
+            (
+                1
+                + min(1.0, (one.waited_s + wake_s) / max(one.within_s, wake_s))
+                + one.waited_s / AGE_S
+            )
             / (1 + lately[one.tenant])
             for one in model.waiting
         )

@@ -114,6 +114,7 @@ class Flow:
             self._clock,
             times.line_gap_s,
             waits_for_nodes=wanted.are_awaited,
+            cannot_serve=wanted.cannot_serve,
             wait_for_adapter=self._wait_for_adapter,
         )
         watch_line(admission.line, metrics)

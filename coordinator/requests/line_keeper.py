@@ -74,6 +74,9 @@ class EmptyPool:
 
 
 _LATER_S = 0.01  # timers are rounded
+_CANNOT_SERVE = (
+    "nodes cannot become those of this model now, and their logs say why; it is tried again soon"
+)
 LINE_GAP_S = 0.005  # from the first event to serving the line; events in between share one pass
 
 
@@ -90,12 +93,15 @@ class LineKeeper:
         gap_s: float = LINE_GAP_S,
         *,
         waits_for_nodes: bool = False,
+        cannot_serve: Callable[[], bool] = lambda: False,
         wait_for_adapter: Callable[[RunningRequest, NoNodeAvailable], None],
     ) -> None:
         """
-        With `waits_for_nodes`, an empty pool is waited for until each call's deadline. What lacks
-        no node but its adapter is given to `wait_for_adapter`, and holds nobody up.
+        With `waits_for_nodes`, an empty pool is waited for until each call's deadline, or until
+        nodes `cannot_serve` the model. What lacks no node but its adapter is given to
+        `wait_for_adapter`, and holds nobody up.
         """
+        self._cannot_serve = cannot_serve
         self._wait_for_adapter = wait_for_adapter
         self._admission = admission
         self._dispatcher = dispatcher
@@ -124,6 +130,9 @@ class LineKeeper:
             try:
                 placement = self._dispatcher.place(running.request, running.hashes)
             except NoNodeAvailable as error:
+                if not self._dispatcher.can_route and self._cannot_serve():
+                    running.end(NoNodeAvailable(_CANNOT_SERVE))
+                    continue
                 if not self._dispatcher.lacks_adapter(running.request):
                     return  # the request waits for a node to return
                 line.leave(running.request_id)

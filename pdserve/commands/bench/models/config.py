@@ -43,9 +43,9 @@ class ModelsBenchConfig(ConfigStruct, frozen=True):
         ),
     ] = msgspec.field(default_factory=list)
     threads: Annotated[int, Meta(ge=0, description="{threads} of commands; 0: one per core")] = 0
-    wakes: Annotated[Count, Meta(description="requests, each to a model that sleeps")] = 16
-    pause_s: Annotated[Seconds, Meta(description="from the end of one of these to the next")] = 2.0
-    mix_s: Annotated[Seconds, Meta(description="of requests to models by Zipf's law")] = 30.0
+    wakes: Annotated[Count, Meta(description="requests, each to a model that sleeps")] = 12
+    pause_s: Annotated[Seconds, Meta(description="from the end of one of these to the next")] = 1.0
+    mix_s: Annotated[Seconds, Meta(description="of requests to models by Zipf's law")] = 20.0
     streams: Annotated[Count, Meta(description="of these, at a time")] = 4
     prompt_tokens: Annotated[Count, Meta(description="prompt length")] = 64
     output_tokens: Annotated[Count, Meta(description="output length")] = 16

@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.pools.wake_times import FIRST_WAKE_S, WakeTimes
 from coordinator.pools.wakes import (
+    AGE_S,
     AWAKE_WAKES,
     BUSY_S,
     FOLLOW_S,
@@ -86,6 +87,14 @@ def test_a_wake_costs_requests_that_run() -> None:
     assert wakes.decide([model("a", busy), model("b", waiting=waits(2))], now_s) == []
     late = waits(2, waited_s=60.0)  # each counts for two at its deadline
     assert wakes.decide([model("a", busy), model("b", waiting=late)], now_s) == [Wake("d0", "b")]
+
+
+def test_no_request_waits_for_a_busy_model_for_ever() -> None:
+    busy = [node("d0", busy=9)]
+    wakes, now_s = known(model("a", busy), model("b"))
+    for waited_s, orders in ((5 * AGE_S, []), (9 * AGE_S, [Wake("d0", "b")])):
+        asked = [model("a", busy), model("b", waiting=waits(1, waited_s, within_s=600.0))]
+        assert wakes.decide(asked, now_s) == orders
 
 
 def test_the_last_node_of_a_model_is_missed_by_who_waits_for_it() -> None:
@@ -214,6 +223,30 @@ def test_a_wake_that_fails_is_tried_again_and_then_more_and_more_rarely() -> Non
         assert wakes.coming("b", now_s + 0.9 * pause_s) is None
         now_s += pause_s
         assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
+
+
+def test_a_model_as_which_nodes_do_not_wake_cannot_be_served_until_it_is_tried_again() -> None:
+    nodes = [node("d0")]
+    wakes, now_s = known(model("a", nodes), model("b"))
+    asked = [model("a", nodes), model("b", waiting=waits(1))]
+    for life, has_woken, cannot in (("2", True, False), ("3", False, False), ("4", True, False)):
+        now_s += MOST_PAUSE_S
+        assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
+        nodes = [replace(node("d0", life=life), has_woken=has_woken)]  # as a: it lives, or died
+        asked = [model("a", nodes), model("b", waiting=waits(1))]
+        assert wakes.decide(asked, now_s + 1.0) == []
+        assert wakes.cannot_serve("b", now_s + 1.0) == cannot
+    now_s += MOST_PAUSE_S
+    wakes.decide(asked, now_s)
+    nodes = [replace(node("d0", life="5"), has_woken=True)]
+    wakes.decide([model("a", nodes), model("b", waiting=waits(1))], now_s + 1.0)
+    assert wakes.cannot_serve("b", now_s + 1.0)
+    assert not wakes.cannot_serve("a", now_s + 1.0)
+    assert not wakes.cannot_serve("b", now_s + 1.0 + MOST_PAUSE_S)
+    as_b = [model("a"), model("b", [node("d0", life="6")])]
+    wakes.decide([model("a", nodes), model("b", waiting=waits(1))], now_s + 1.0 + MOST_PAUSE_S)
+    wakes.decide(as_b, now_s + 2.0 + MOST_PAUSE_S)
+    assert not wakes.cannot_serve("b", now_s + 2.0 + MOST_PAUSE_S)
 
 
 def test_who_gives_no_orders_learns_from_those_of_others() -> None:
