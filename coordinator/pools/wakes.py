@@ -8,24 +8,24 @@ anew. That costs whoever it served before, so one node is moved at a time and po
            and those in line for one that has been too busy for BUSY_S. Each counts
            for one, and more the nearer its deadline is: two at the deadline. It counts for one
            more with each AGE_S that it has waited, so that it waits for no stream of others for
-           ever. Those of a tenant count for less the more wakes were made for it lately, so that
-           it cannot thrash.
+           ever. Those of a tenant count for less the more other models were woken for it lately,
+           so that who asks for all in turn cannot thrash.
     cost   requests that run on the node, and the gain of its model's own if that would be asleep:
            of two models that have half of what they need, one gives way, however many wakes were
            made for those who wait.
 
 A node is taken from the model where it costs least, if the gain is larger; never below a model's
-`min`, and not before it was awake for MIN_AWAKE_S, or AWAKE_WAKES times as long as the wake takes,
-if that is less. Of a node with several places, a model has one. Of several coordinators one leads,
-and knows who waits for it alone. So each of the others orders, too, for those that have waited for
-longer than a wake of the leader's would have taken.
+`min`, and not before it was awake for MIN_AWAKE_S, or AWAKE_WAKES times as long as its own wake
+takes, if that is less. Of a node with several places, a model has one. Of several coordinators one
+leads, and knows who waits for it alone. So each of the others orders, too, for those that have
+waited for longer than a wake of the leader's would have taken.
 
 An order has failed if nothing has come of it in ORDER_S, or the node has come back as another
 model's. It is given again: at once after the first failure, PAUSE_S after the second, twice as long
-after each further one, MOST_PAUSE_S at most. A node that has come back without having died could
-not wake as the model. After two such failures the model cannot be served: who waits for it need not
-wait on, until it is tried again. No event loop, no messages: what there is comes in, orders come
-out.
+after each further one, MOST_PAUSE_S at most. A node that has come back as what it was, without
+having died, could not wake as the model. After two such failures the model cannot be served: who
+waits for it need not wait on, until it is tried again. No event loop, no messages: what there is
+comes in, orders come out.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ class Coming:
 @dataclass(slots=True)
 class _Ordered:
     model: str
+    former: str  # model of the node
     role: NodeRole
     incarnation: str  # of the node as it was
     at_s: float
@@ -138,7 +139,7 @@ class Wakes:
     _orders: dict[str, _Ordered] = field(default_factory=dict)  # by node id
     _since_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # node |-> (life, ready)
     _failed: dict[str, _Failures] = field(default_factory=dict)
-    _made_for: deque[tuple[float, str]] = field(default_factory=deque)  # (when, tenant)
+    _made_for: deque[tuple[float, str, str]] = field(default_factory=deque)  # (when, whom, model)
     # For orders of another coordinator: each ready node's model, and when others left theirs.
     _ready: dict[str, str] = field(default_factory=dict)
     _left: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -215,8 +216,9 @@ class Wakes:
                 if name == order.model:
                     self.times.learn(name, now_s - order.at_s)
                     self._failed.pop(name, None)
-                else:  # else it has ended, and was started as what it was at first
-                    self._note_failure(order.model, now_s, is_refusal=found.has_woken)
+                else:  # it died, and was started again; or became what another has ordered
+                    is_refusal = found.has_woken and name == order.former
+                    self._note_failure(order.model, now_s, is_refusal=is_refusal)
             elif now_s - order.at_s >= ORDER_S:
                 del self._orders[node_id]
                 self._note_failure(order.model, now_s, is_refusal=False)
@@ -230,7 +232,8 @@ class Wakes:
         failures.num_refused = failures.num_refused + 1 if is_refusal else 0
 
     def _gain(self, model: ModelNow, now_s: float) -> float:
-        lately = Counter(tenant for _, tenant in self._made_for)
+        others = {made[1:] for made in self._made_for if made[2] != model.name}
+        lately = Counter(tenant for tenant, _ in others)
         wake_s = self.times.expected_s(model.name)
         return sum(
             (
@@ -269,10 +272,12 @@ class Wakes:
         cost, from_name, _, node = min(found, key=lambda one: (one[0], one[2]))
         if (cost, from_name) >= (self._gain(model, now_s), model.name):  # a draw has a winner, too
             return None
-        self._orders[node.node_id] = _Ordered(model.name, node.role, node.incarnation, now_s)
+        self._orders[node.node_id] = _Ordered(
+            model.name, from_name, node.role, node.incarnation, now_s
+        )
         self.num_ordered[model.name] += 1
         for tenant in {one.tenant for one in model.waiting}:
-            self._made_for.append((now_s, tenant))
+            self._made_for.append((now_s, tenant, model.name))
         return Wake(node.node_id, model.name)
 
     def _where_awake(self, model: ModelNow, models: Sequence[ModelNow]) -> set[str]:
@@ -288,7 +293,8 @@ class Wakes:
         if not node.is_ready or node.node_id in self._orders or name not in node.may_become:
             return False
         is_its_own = self._num_staying(model, node.role) <= model.least.get(node.role, 0)
-        least_s = min(MIN_AWAKE_S, AWAKE_WAKES * self.times.expected_s(name))
+        # By its own wake: by that of who waits, the quickest to wake would always be first.
+        least_s = min(MIN_AWAKE_S, AWAKE_WAKES * self.times.expected_s(model.name))
         leaves_s = self._since_s[node.node_id][1] + least_s
         if is_its_own or now_s >= leaves_s:
             return not is_its_own

@@ -111,7 +111,7 @@ def test_of_two_models_that_have_half_of_what_they_need_one_gives_way(
     """However many wakes were made lately for the only tenant there is."""
     own = {"a": [node("p0", P)], "b": [node("d0", D)]}
     wakes, now_s = known(*(model(name, nodes) for name, nodes in own.items()), mode="disaggregated")
-    wakes._made_for.extend([(now_s, "")] * 50)
+    wakes._made_for.extend((now_s, "", str(number)) for number in range(50))
     asked = [
         model(name, own[name], waits(2, waited))
         for name, waited in zip("ab", waited_s, strict=True)
@@ -175,6 +175,31 @@ def test_tenants_take_turns_at_waking() -> None:
     assert wakes.decide(both, now_s) == [Wake("d0", "c")]  # 3/2 against 2
 
 
+def test_who_is_woken_again_for_one_model_is_not_who_thrashes() -> None:
+    """As often as another tenant has that model's node taken away."""
+    nodes = [node("d0")]
+    wakes, now_s = known(model("a"), model("b", nodes), model("c"))
+    wakes._made_for.extend([(now_s, "victim", "a")] * 9)
+    wakes._made_for.extend((now_s, "greedy", name) for name in "bc")
+    both = [
+        model("a", (), waits(1, tenant="victim")),
+        model("b", nodes),
+        model("c", (), waits(1, tenant="greedy")),
+    ]
+    assert wakes.decide(both, now_s) == [Wake("d0", "a")]
+
+
+def test_of_two_that_wait_the_one_that_is_quicker_to_wake_is_not_always_first() -> None:
+    nodes = [node("d0")]
+    wakes, _ = known(model("a", nodes), model("b"), model("c"))
+    for name, took_s in (("a", 0.4), ("b", 0.45), ("c", 0.1)):
+        wakes.times.learn(name, took_s)
+    asked = [model("a", nodes), model("b", (), waits(9)), model("c", (), waits(1))]
+    wake_s = AWAKE_WAKES * wakes.times.expected_s("a")
+    assert wakes.decide(asked, 0.99 * wake_s) == []
+    assert wakes.decide(asked, wake_s) == [Wake("d0", "b")]
+
+
 def test_what_a_wake_takes_is_learned() -> None:
     nodes = [node("d0")]
     wakes, now_s = known(model("a", nodes), model("b"))
@@ -227,26 +252,24 @@ def test_a_wake_that_fails_is_tried_again_and_then_more_and_more_rarely() -> Non
 
 def test_a_model_as_which_nodes_do_not_wake_cannot_be_served_until_it_is_tried_again() -> None:
     nodes = [node("d0")]
-    wakes, now_s = known(model("a", nodes), model("b"))
-    asked = [model("a", nodes), model("b", waiting=waits(1))]
-    for life, has_woken, cannot in (("2", True, False), ("3", False, False), ("4", True, False)):
+    wakes, now_s = known(model("a", nodes), model("b"), model("c"))
+    waiting = model("b", waiting=waits(1))
+    # It refuses, dies, becomes what another coordinator has ordered, and refuses twice.
+    ends = [("a", True), ("a", False), ("c", True), ("c", True), ("c", True)]
+    now_in = "a"
+    for number, (name, has_woken) in enumerate(ends):
         now_s += MOST_PAUSE_S
+        asked = [model(now_in, nodes), waiting]
         assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
-        nodes = [replace(node("d0", life=life), has_woken=has_woken)]  # as a: it lives, or died
-        asked = [model("a", nodes), model("b", waiting=waits(1))]
-        assert wakes.decide(asked, now_s + 1.0) == []
-        assert wakes.cannot_serve("b", now_s + 1.0) == cannot
-    now_s += MOST_PAUSE_S
-    wakes.decide(asked, now_s)
-    nodes = [replace(node("d0", life="5"), has_woken=True)]
-    wakes.decide([model("a", nodes), model("b", waiting=waits(1))], now_s + 1.0)
-    assert wakes.cannot_serve("b", now_s + 1.0)
-    assert not wakes.cannot_serve("a", now_s + 1.0)
-    assert not wakes.cannot_serve("b", now_s + 1.0 + MOST_PAUSE_S)
-    as_b = [model("a"), model("b", [node("d0", life="6")])]
-    wakes.decide([model("a", nodes), model("b", waiting=waits(1))], now_s + 1.0 + MOST_PAUSE_S)
-    wakes.decide(as_b, now_s + 2.0 + MOST_PAUSE_S)
-    assert not wakes.cannot_serve("b", now_s + 2.0 + MOST_PAUSE_S)
+        nodes, now_in = [replace(node("d0", life=f"{number + 2}"), has_woken=has_woken)], name
+        assert wakes.decide([model(now_in, nodes), waiting], now_s + 1.0) == []
+        assert wakes.cannot_serve("b", now_s + 1.0) == (number == 4)
+        assert not wakes.cannot_serve("a", now_s + 1.0)
+    now_s += 1.0 + MOST_PAUSE_S
+    assert not wakes.cannot_serve("b", now_s)
+    assert wakes.decide([model("c", nodes), waiting], now_s) == [Wake("d0", "b")]
+    wakes.decide([model("c"), model("b", [node("d0", life="9")])], now_s + 1.0)
+    assert not wakes.cannot_serve("b", now_s + 1.0)
 
 
 def test_who_gives_no_orders_learns_from_those_of_others() -> None:
