@@ -214,7 +214,7 @@ def test_a_load_beyond_the_calibration_is_refused(tmp_path: Path) -> None:
         answer(PlanConfig(**(vars_of(LOAD) | narrow)))
     calibration["ranges"] |= {"prompt_tokens": [1, 32768], "batch": [1, 16]}
     (tmp_path / "narrow.json").write_text(json.dumps(calibration))
-    modes = {"modes": ["disaggregated"], "max_nodes": 6, "rate": 25.0}
+    modes = {"modes": ["disaggregated"], "max_nodes": 6, "rate": 25.0, "requests": 60}
     plan = answer(PlanConfig(**(vars_of(LOAD) | narrow | modes)))
     assert plan.chosen is not None
     assert any("batch" in why for why in plan.unknown.values())
