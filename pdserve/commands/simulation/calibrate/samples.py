@@ -150,10 +150,11 @@ class NodeReader:
                 advice = "" if self._tls else _ADVICE
                 raise ClusterError(f"cannot read {url}: {error!r}{advice}") from error
             self._newest[address] = samples.newest
-            samples = self._since_last(address, samples)
-            if not (samples.steps or samples.pulls):
-                return read or [samples]
-            read.append(samples)
+            is_last = not (samples.steps or samples.pulls)
+            if not (is_last and read):
+                read.append(self._since_last(address, samples))
+            if is_last:
+                return read
 
     def _since_last(self, address: str, samples: NodeSamples) -> NodeSamples:
         """Return them with the drafts of this time, where nodes tell those of their lives."""
