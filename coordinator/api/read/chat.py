@@ -187,13 +187,12 @@ def _with_functions_as_tools(body: ChatRequest) -> ChatRequest:
 
 def _check_names(body: ChatRequest) -> None:
     """Check that a call tells which tool it is of. Raises InvalidRequest."""
-    names: set[str] = set()
+    named: dict[str, Tool] = {}
     for i, tool in enumerate(body.tools or []):
         name = tool.function.name
-        if name in names:
+        if named.setdefault(name, tool) != tool:  # the same one twice is what frameworks may send
             where = f"functions[{i}].name" if body.functions else f"tools[{i}].function.name"
             raise InvalidRequest(f"{where!r} is {name!r}, which another tool has already", where)
-        names.add(name)
 
 
 def _with_allowed_tools(body: ChatRequest) -> ChatRequest:

@@ -127,7 +127,7 @@ async def measure_neighbours(
             number = next(numbers)
             requests = _requests(rate, round_s, number)
             ends: dict[str, int] = {}
-            async with _beside(other, target, number, ends):
+            async with _beside(other, target, number, ends, say):
                 run = await client.run(requests, f"neighbour-{number}", _DRAIN_S)
             await target.settle()
             for kept in {other, *({ALL} if other in attacks else ())}:
@@ -148,7 +148,11 @@ def _requests(rate: float, seconds: float, number: int) -> list[TimedRequest]:
 
 @asynccontextmanager
 async def _beside(
-    other: str, target: SharedCluster, number: int, ends: dict[str, int]
+    other: str,
+    target: SharedCluster,
+    number: int,
+    ends: dict[str, int],
+    say: Callable[[str], None],
 ) -> AsyncIterator[None]:
     """Somebody is there meanwhile; `ends` becomes what became of its calls."""
     if other == ALONE:
@@ -175,9 +179,12 @@ async def _beside(
         await process.stdout.readline()  # it is about to begin
         yield
         process.stdin.close()
-        async with asyncio.timeout(_END_S):
-            ends |= msgspec.json.decode(await process.stdout.read() or b"{}", type=dict[str, int])
-            await process.wait()
+        try:
+            told = await asyncio.wait_for(process.stdout.read(), _END_S)
+        except TimeoutError:  # it has the lowest priority, and what the neighbour felt is known
+            say(f"{other} is ended; it has not told in {_END_S:g} s what became of its calls")
+        else:
+            ends |= msgspec.json.decode(told or b"{}", type=dict[str, int])
     finally:
         with suppress(ProcessLookupError):
             process.kill()

@@ -48,7 +48,8 @@ async def test_its_call_is_streamed(per_event: int) -> None:
 
 async def test_a_named_function_must_be_called_and_none_may_not() -> None:
     async with served(FakeGenerator(says(CALL)), tool_tokenizer()) as api:
-        async with api.chat(functions=FUNCTIONS, function_call={"name": "weather"}) as response:
+        twice = FUNCTIONS * 2  # the same one
+        async with api.chat(functions=twice, function_call={"name": "weather"}) as response:
             assert response.status == 200
         assert "weather" in api.generator.last.request.sampling.grammar
         async with api.chat(functions=FUNCTIONS, function_call="none") as response:
@@ -59,8 +60,9 @@ async def test_a_named_function_must_be_called_and_none_may_not() -> None:
 
 async def test_no_two_may_have_one_name_in_any_protocol() -> None:
     said, schema = [{"role": "user", "content": "Hi"}], {"type": "object"}
-    tools = [{"type": "function", "function": {"name": name}} for name in "aba"]
-    flat = [{"type": "function", "name": name, "parameters": schema} for name in "aba"]
+    named = [{"name": "a"}, {"name": "b"}, {"name": "a", "description": "Another."}]
+    tools = [{"type": "function", "function": one} for one in named]
+    flat = [{"type": "function", "parameters": schema} | one for one in named]
     choice = {"mode": "auto", "tools": tools[1:2]}
     allowed = {"type": "allowed_tools", "allowed_tools": choice}
     async with served(None, tool_tokenizer()) as api:
@@ -73,8 +75,8 @@ async def test_no_two_may_have_one_name_in_any_protocol() -> None:
             ),
             (
                 "chat/completions",
-                {"messages": said, "functions": [{"name": "a"}, {"name": "a"}]},
-                "functions[1].name",
+                {"messages": said, "functions": named},
+                "functions[2].name",
             ),
             ("responses", {"input": "Hi", "tools": flat}, "tools[2].name"),
             (
@@ -82,7 +84,7 @@ async def test_no_two_may_have_one_name_in_any_protocol() -> None:
                 {
                     "messages": said,
                     "max_tokens": 9,
-                    "tools": [{"name": name, "input_schema": schema} for name in "aba"],
+                    "tools": [{"input_schema": schema} | one for one in named],
                 },
                 "tools[2].name",
             ),
