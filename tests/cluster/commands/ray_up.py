@@ -16,12 +16,13 @@ from pdserve.commands.cluster.child import Child, Exit
 from pdserve.commands.cluster.ports import ReservedPort
 from pdserve.commands.cluster.supervisor import OWN_COMMAND
 from tests.architecture.repository import ROOT
-from tests.cluster.fleet import START_S, poll
+from tests.cluster.fleet import poll
 
 MACHINES = 3
 # Ray takes what it calls a loopback cluster for one of a laptop, and else listens everywhere.
 SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 STOP_S = 30.0
+STARTED_S = 300.0  # three Rays, and processes that import torch, however busy the machine is
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Up:
             found[:] = [match for line in self.lines if (match := re.search(pattern, line))]
             return len(found) >= times
 
-        await poll(look, START_S, lambda: f"no {pattern}: " + "\n".join(self.lines[-30:]))
+        await poll(look, STARTED_S, lambda: f"no {pattern}: " + "\n".join(self.lines[-30:]))
         return found[-1]
 
 

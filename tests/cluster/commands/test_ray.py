@@ -20,6 +20,7 @@ from pdserve.settings.flags import as_flags
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.commands.ray_up import (
+    STARTED_S,
     STOP_S,
     Machines,
     Up,
@@ -27,19 +28,20 @@ from tests.cluster.commands.ray_up import (
     machines,
     processes,
 )
-from tests.cluster.fleet import START_S, fleet_config, poll
+from tests.cluster.fleet import fleet_config, poll
 
 if find_spec("ray") is None:
     pytest.skip("the ray extra is not installed", allow_module_level=True)
 
 __all__ = ["machines"]  # a fixture
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def up(machines: Machines, tiny_checkpoint: Path) -> AsyncIterator[tuple[Up, Child, str]]:
     """It runs, and where it serves; at the end it must end well, and leave nothing behind."""
     up = Up()
-    flags = as_flags(fleet_config(tiny_checkpoint, on="ray"))
+    flags = as_flags(replace(fleet_config(tiny_checkpoint, on="ray"), start_s=STARTED_S))
     child = up.start(*flags)
     try:
         url = (await up.told(r"is served at (http\S+) ")).group(1)
@@ -132,7 +134,7 @@ async def test_a_node_whose_machine_is_lost_goes_to_another(
     prompts = [make_prompt(length) for length in (30, 31, 90)]
     async with Client(up[2]) as on_ray:
         streams = [asyncio.create_task(on_ray.stream_all(prompt, 900)) for prompt in prompts]
-        await poll(lambda: _runs(up[2], len(prompts)), START_S, lambda: "they do not run")
+        await poll(lambda: _runs(up[2], len(prompts)), STARTED_S, lambda: "they do not run")
         machines.lose(former)
         heard = [await stream for stream in streams]
     await up[0].told(f"{name} is ready again", before + 1)
@@ -154,6 +156,6 @@ async def answers(url: str) -> None:
     async def look() -> bool:
         return not (await fetch_status(url)).waiting_for(["prefill-0", "decode-0"])
 
-    await poll(look, START_S, lambda: f"{url} lacks a node")
+    await poll(look, STARTED_S, lambda: f"{url} lacks a node")
     async with Client(url) as client:
         assert len((await client.complete(make_prompt(40), 5)).tokens) == 5

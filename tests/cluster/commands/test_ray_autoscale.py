@@ -11,18 +11,28 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from pdserve.settings.config import RoutingConfig
 from pdserve.settings.flags import as_flags
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
-from tests.cluster.commands.ray_up import STOP_S, Machines, Up, machine_of, machines, processes
-from tests.cluster.fleet import START_S, fleet_config, poll
+from tests.cluster.commands.ray_up import (
+    STARTED_S,
+    STOP_S,
+    Machines,
+    Up,
+    machine_of,
+    machines,
+    processes,
+)
+from tests.cluster.fleet import fleet_config, poll
 
 if find_spec("ray") is None:
     pytest.skip("the ray extra is not installed", allow_module_level=True)
 
 __all__ = ["machines"]  # a fixture
+pytestmark = pytest.mark.timeout(900)
 
 
 @asynccontextmanager
@@ -31,7 +41,7 @@ async def _up(
 ) -> AsyncIterator[tuple[Up, str]]:
     up = Up()
     config = fleet_config(checkpoint, on="ray", autoscale=autoscale, routing=routing)
-    child = up.start(*as_flags(config))
+    child = up.start(*as_flags(replace(config, start_s=STARTED_S)))
     try:
         yield up, (await up.told(r"is served at (http\S+) ")).group(1)
         assert (await child.stop(STOP_S)).returncode == 0, "\n".join(up.lines)
@@ -56,7 +66,7 @@ async def test_a_cluster_that_sleeps_gives_its_machines_back_and_wakes_for_a_req
         async def gone() -> bool:
             return not processes("--node-id=") and not _actors_of_nodes()
 
-        await poll(gone, START_S, lambda: "\n".join(up.lines))
+        await poll(gone, STARTED_S, lambda: "\n".join(up.lines))
         answers = [asyncio.create_task(client.complete(make_prompt(20), 4)) for _ in range(3)]
         assert [(await answer).tokens for answer in answers] == [before.tokens] * 3
         await up.told("decode-0 is ready")
