@@ -63,7 +63,7 @@ test-upgrade: $(ENV_TEST) ## build an earlier commit, and roll this tree out ove
 	$(BIN)/python -m tools.earlier_build $(PIP_FLAGS)
 	$(BIN)/python -m pytest tests/faults/test_upgraded.py tests/faults/test_protocols.py
 
-test-ramp: $(ENV_TEST) ## a cluster of real processes that follows a public ramp, for MINUTES=60
+test-ramp: $(ENV_TEST) ## real processes that follow a public ramp, for MINUTES=60 (at least 12)
 	PDSERVE_RAMP_MINUTES=$(or $(MINUTES),60) $(BIN)/python -m pytest -s tests/cluster/commands/test_ramp.py
 
 real: $(ENV_TEST) ## fetch Gemma 3 270M (or GEMMA=FILE), hold it to transformers, time it beside llama.cpp

@@ -1,43 +1,53 @@
 """A cluster of real processes that follows a public ramp for as long as one likes.
 
-`make test-ramp MINUTES=60` runs it; the ramp of an hour takes so many minutes. Its rates are scaled
-to what a node's KV holds here, so that the highest one takes several nodes on any machine.
+`make test-ramp MINUTES=60` runs it; the ramp of an hour takes so many minutes. Its nodes share the
+cores of this machine, so their steps take as long as on a device of their own, and wait for that
+without a core. Then a node more can do more on any machine.
+
+A shorter ramp climbs faster, while nodes start and leave as ever: in LEAST_MINUTES the steep part
+lasts two minutes, within which a start of ten seconds is still early enough.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final, NoReturn
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from coordinator.pools.desired import IDLE_S
 from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 from pdserve.commands.cluster.autoscale import Autoscaler
 from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.commands.cluster.restarts import Restarts
+from pdserve.engine.model_runner import ModelStep
+from pdserve.settings.config import ProfileConfig
 from pdserve.settings.speculation import SpeculationConfig
 from pdserve.shared.errors import ClusterError
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import START_S, Fleet, fleet_config, running
+from tests.cluster.forked import ForkedChild
 from tests.simulation.test_scaled_ramp import RAMP, rate_at
 
 MINUTES: Final = float(os.environ.get("PDSERVE_RAMP_MINUTES", "0"))
+LEAST_MINUTES: Final = 12.0
 HOUR_MIN, HIGHEST = RAMP[-1][0], max(rate for _, rate in RAMP)
 MOST: Final = 4  # nodes of each pool
-AT_MOST: Final = 2.0  # times what two nodes serve
-KV, AT_ONCE = "1MiB", 12  # of a node, for two requests; so nodes lack KV long before cores
-PROMPT, ANSWER = 1600, 400  # tokens, in the mean; of each up to twice as many, or half
+STEP_S, TOKEN_S = 0.02, 0.0004  # a step, and each token in it
+KV: Final = "5MiB"  # of a node: for eight requests
+PROMPT, ANSWER = 1600, 400  # tokens, in the median; of each up to twice as many, or half
+HIGHEST_RATE: Final = 1.8  # requests/s: 1.6 nodes compute all the time, and KV is that of 2.6
 LOOK_S: Final = 1.0
 ENDS_S: Final = 120.0  # an answer, however busy the machine is
 STUCK_S: Final = START_S + 30.0  # a node loads or drains for no longer
@@ -48,6 +58,22 @@ pytestmark = [
     pytest.mark.timeout(round(60 * MINUTES + 1200)),
     pytest.mark.skipif(not MINUTES, reason="`make test-ramp MINUTES=60` says how long"),
 ]
+
+
+def take_as_long_as_a_device() -> None:
+    """In a node's process: its steps wait for a device of their own."""
+    compute = ModelStep.launch
+
+    def launch(self: ModelStep) -> None:
+        compute(self)
+        sleep(STEP_S + TOKEN_S * len(self._batch.token_ids))
+
+    ModelStep.launch = launch  # type: ignore[method-assign]
+
+
+class DeviceChild(ForkedChild):
+    def _prepare(self, words: list[str]) -> Callable[[], None] | None:
+        return None if words[0] == COORDINATOR else take_as_long_as_a_device
 
 
 @dataclass(slots=True)
@@ -116,21 +142,14 @@ async def answer(client: Client, random: Random) -> Answer:
     return Answer(first_s - began_s, (monotonic() - first_s) / (number - 1))
 
 
-async def highest_rate(client: Client) -> float:
-    """Requests/s that two nodes have no KV for, by how long they take for some at once."""
-    random, began_s = Random(0), monotonic()
-    await asyncio.gather(*(answer(client, random) for _ in range(AT_ONCE)))
-    return AT_MOST * AT_ONCE / (monotonic() - began_s)
-
-
-def arrivals(highest: float, seconds: float) -> Iterator[float]:
+def arrivals(seconds: float) -> Iterator[float]:
     """Times of requests, from the beginning of the ramp: a Poisson process of changing rate."""
     random = Random(1)
-    now_s = random.expovariate(highest)
+    now_s = random.expovariate(HIGHEST_RATE)
     while now_s < seconds:
         if random.random() < rate_at(now_s / seconds * HOUR_MIN) / HIGHEST:
             yield now_s
-        now_s += random.expovariate(highest)
+        now_s += random.expovariate(HIGHEST_RATE)
 
 
 async def sent(client: Client, times: Iterator[float]) -> list[Answer]:
@@ -145,19 +164,23 @@ async def sent(client: Client, times: Iterator[float]) -> list[Answer]:
 
 
 async def test_a_ramp_is_followed_by_real_processes(tiny_checkpoint: Path) -> None:
+    assert MINUTES >= LEAST_MINUTES, f"{MINUTES:g} minutes are too few to follow: {LEAST_MINUTES:g}"
     config = fleet_config(
         tiny_checkpoint,
         autoscale=f"1:{MOST}",
         engine={"kv_memory": KV, "max_model_len": 4096},
         speculation=SpeculationConfig(mode="off"),
     )
+    config = replace(config, profile=ProfileConfig())  # of steps that take as long as real ones
     said: list[str] = []
     watched, seconds = Watched(), 60 * MINUTES
-    async with running(Fleet(config)) as fleet, Client(fleet.url, ENDS_S) as client:
+    async with (
+        running(Fleet(config, make_child=DeviceChild)) as fleet,
+        Client(fleet.url, ENDS_S) as client,
+    ):
         scale = config.scale
         assert scale is not None
         process = psutil.Process(fleet.pid(COORDINATOR))
-        highest = await highest_rate(client)
         fds = process.num_fds()
         async with asyncio.TaskGroup() as group:
             keeping = [
@@ -165,7 +188,7 @@ async def test_a_ramp_is_followed_by_real_processes(tiny_checkpoint: Path) -> No
                 group.create_task(Restarts(fleet, said.append).run()),
                 group.create_task(watched.watch(fleet)),
             ]
-            answers = await sent(client, arrivals(highest, seconds))
+            answers = await sent(client, arrivals(seconds))
             peak = max(watched.serving)
             node_s, bytes_of = watched.node_s, watched.coordinator_bytes[:]
             async with asyncio.timeout(peak * (IDLE_S + 30.0)):
@@ -175,7 +198,7 @@ async def test_a_ramp_is_followed_by_real_processes(tiny_checkpoint: Path) -> No
                 task.cancel()
         in_time = sum(one.is_in_time for one in answers) / len(answers)
         print(  # noqa: T201
-            f"{len(answers)} requests, up to {highest:.1f}/s: {in_time:.1%} in time; "
+            f"{len(answers)} requests: {in_time:.1%} in time; "
             f"at most {peak} nodes, {node_s / 3600:.2f} node-hours; "
             f"{watched.turns} turns; coordinator {bytes_of[0] >> 20}, {max(bytes_of) >> 20}, "
             f"{bytes_of[-1] >> 20} MiB, {process.num_fds() - fds} more descriptors; "
