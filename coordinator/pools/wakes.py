@@ -15,10 +15,10 @@ anew. That costs whoever it served before, so one node is moved at a time and po
            made for those who wait.
 
 A node is taken from the model where it costs least, if the gain is larger; never below a model's
-`min`, and not before it was awake for MIN_AWAKE_S, or AWAKE_WAKES times as long as its own wake
-takes, if that is less. Of a node with several places, a model has one. Of several coordinators one
-leads, and knows who waits for it alone. So each of the others orders, too, for those that have
-waited for longer than a wake of the leader's would have taken.
+`min`, and not before it was awake for as long as its own wake takes: half of its time at most goes
+into wakes. Of a node with several places, a model has one. Of several coordinators one leads, and
+knows who waits for it alone. So each of the others orders, too, for those that have waited for
+longer than a wake of the leader's would have taken.
 
 An order has failed if nothing has come of it in ORDER_S, or the node has come back as another
 model's. It is given again: at once after the first failure, PAUSE_S after the second, twice as long
@@ -41,8 +41,6 @@ from coordinator.pools.wake_times import WakeTimes
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import Mode
 
-MIN_AWAKE_S: Final = 2.0
-AWAKE_WAKES: Final = 4.0
 BUSY_S: Final = 2.0
 AGE_S: Final = 10.0
 ORDER_S: Final = 30.0
@@ -294,8 +292,7 @@ class Wakes:
             return False
         is_its_own = self._num_staying(model, node.role) <= model.least.get(node.role, 0)
         # By its own wake: by that of who waits, the quickest to wake would always be first.
-        least_s = min(MIN_AWAKE_S, AWAKE_WAKES * self.times.expected_s(model.name))
-        leaves_s = self._since_s[node.node_id][1] + least_s
+        leaves_s = self._since_s[node.node_id][1] + self.times.expected_s(model.name)
         if is_its_own or now_s >= leaves_s:
             return not is_its_own
         self.again_s = min(self.again_s, leaves_s)

@@ -18,7 +18,7 @@ from coordinator.models.model import Catalog, make_model
 from coordinator.models.overview import whole_status
 from coordinator.models.served import _LOOK_S, ServedModels
 from coordinator.pools.wake_times import FIRST_WAKE_S
-from coordinator.pools.wakes import FOLLOW_S, MIN_AWAKE_S, ModelNow, Waiting
+from coordinator.pools.wakes import FOLLOW_S, ModelNow, Waiting
 from coordinator.requests.surroundings import FlowProcess
 from coordinator.service import CoordinatorService
 from coordinator.text import Tokenizer
@@ -163,7 +163,7 @@ async def test_each_coordinator_has_what_waits_for_it_woken(
     report(first.registry, node, NodeRole.DECODE, leader=leader, num_coordinators=2)
     monkeypatch.setattr(first, "_least", {})
     served.look()
-    clock.advance(MIN_AWAKE_S)
+    clock.advance(FIRST_WAKE_S)
     for seconds, orders in ((waited_s - 0.1, []), (waited_s, [Drain(become="other")])):
         waiting = [Waiting("", seconds, 60.0)] if seconds >= 0 else []
         asked = ModelNow("other", {}, [], waiting)
@@ -189,7 +189,7 @@ async def test_a_request_whose_nodes_have_gone_has_its_model_woken(
     running = second.flow.start(
         GenerationRequest(request_id="r", prompt=Prompt([1, 2, 3]), sampling=SamplingParams())
     )
-    clock.advance(MIN_AWAKE_S)
+    clock.advance(FIRST_WAKE_S)
     served.look()
     assert said_to(node) == []
     second.registry.remove(lost)
@@ -214,13 +214,13 @@ async def test_who_waits_is_looked_at_as_soon_as_a_node_may_leave(
     asked = ModelNow("other", {}, [], [Waiting("", 0.1, 60.0)])
     monkeypatch.setattr(second, "now", lambda: asked)
     served.look()
-    assert served._look_due_s == clock.now() + MIN_AWAKE_S
+    assert served._look_due_s == clock.now() + FIRST_WAKE_S
     served._load_changed(0, 0, 0)
     assert served._look_due_s > clock.now() + _LOOK_S, "nobody is in a line"
     served._load_changed(1, 0, 1)
     served._load_changed(0, 0, 0)
     assert served._look_due_s == clock.now() + _LOOK_S
-    clock.advance(MIN_AWAKE_S)
+    clock.advance(FIRST_WAKE_S)
     async with asyncio.timeout(60.0):
         while said_to(node) != [Drain(become="other")]:
             await asyncio.sleep(_LOOK_S)

@@ -11,10 +11,8 @@ import pytest
 from coordinator.pools.wake_times import FIRST_WAKE_S, WakeTimes
 from coordinator.pools.wakes import (
     AGE_S,
-    AWAKE_WAKES,
     BUSY_S,
     FOLLOW_S,
-    MIN_AWAKE_S,
     MOST_PAUSE_S,
     ORDER_S,
     PAUSE_S,
@@ -57,7 +55,7 @@ def known(*models: ModelNow, mode: str = "colocated") -> tuple[Wakes, float]:
     """A policy that has seen these nodes long enough ago that they may leave."""
     wakes = Wakes(needed_pools(mode))  # type: ignore[arg-type]
     assert wakes.decide(models, 0.0) == []
-    return wakes, MIN_AWAKE_S
+    return wakes, FIRST_WAKE_S
 
 
 def test_a_model_without_nodes_gets_one_that_is_idle() -> None:
@@ -77,8 +75,8 @@ def test_where_wakes_are_short_a_node_need_not_be_awake_for_long() -> None:
     wakes, _ = known(model("a", nodes), model("b"))
     wakes.times.learn("b", 0.1)
     asked = [model("a", nodes), model("b", waiting=waits(1))]
-    assert wakes.decide(asked, 0.99 * AWAKE_WAKES * 0.1) == []
-    assert wakes.decide(asked, AWAKE_WAKES * 0.1) == [Wake("d0", "b")]
+    assert wakes.decide(asked, 0.99 * 0.1) == []
+    assert wakes.decide(asked, 0.1) == [Wake("d0", "b")]
 
 
 def test_a_wake_costs_requests_that_run() -> None:
@@ -171,7 +169,7 @@ def test_tenants_take_turns_at_waking() -> None:
     as_b = [node("d0", life="2")]
     assert wakes.decide([model("a"), model("b", as_b), model("c")], now_s + 0.5) == []
     both = [model("a", (), greedy), model("b", as_b), model("c", (), other)]
-    now_s += 0.5 + MIN_AWAKE_S
+    now_s += 0.5 + FIRST_WAKE_S
     assert wakes.decide(both, now_s) == [Wake("d0", "c")]  # 3/2 against 2
 
 
@@ -195,7 +193,7 @@ def test_of_two_that_wait_the_one_that_is_quicker_to_wake_is_not_always_first() 
     for name, took_s in (("a", 0.4), ("b", 0.45), ("c", 0.1)):
         wakes.times.learn(name, took_s)
     asked = [model("a", nodes), model("b", (), waits(9)), model("c", (), waits(1))]
-    wake_s = AWAKE_WAKES * wakes.times.expected_s("a")
+    wake_s = wakes.times.expected_s("a")
     assert wakes.decide(asked, 0.99 * wake_s) == []
     assert wakes.decide(asked, wake_s) == [Wake("d0", "b")]
 
@@ -238,7 +236,7 @@ def test_a_wake_that_fails_is_tried_again_and_then_more_and_more_rarely() -> Non
     nodes = [node("d0", life="2")]  # it was killed, and started again as what it was
     asked = [model("a", nodes), model("b", waiting=waits(1))]
     assert wakes.decide(asked, now_s + 1) == []
-    now_s += 1 + MIN_AWAKE_S
+    now_s += 1 + FIRST_WAKE_S
     assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
     for number in range(12):
         now_s += ORDER_S
@@ -289,6 +287,7 @@ def test_who_gives_no_orders_learns_from_those_of_others() -> None:
 def test_who_does_not_lead_wakes_what_the_leader_does_not() -> None:
     nodes = [node("d0", busy=1)]
     wakes, now_s = known(model("a", nodes), model("b"))
+    wakes.times.learn("a", FIRST_WAKE_S)
     wakes.times.learn("b", 3.0)
     for waited_s, orders in ((0.0, []), (3.0, []), (3.0 + FOLLOW_S, [Wake("d0", "b")])):
         asked = [model("a", nodes), model("b", waiting=waits(2, waited_s))]
