@@ -13,6 +13,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from pdserve.shared.carry_out import carry_out
+
 T = TypeVar("T")
 
 
@@ -45,18 +47,6 @@ class LoneThread:
         while item := self._jobs.get():
             carry_out(*item)
             del item  # do not keep the job's references until the next one
-
-
-def carry_out(job: Callable[[], T], future: Future[T]) -> None:
-    """Run the job, unless its future is cancelled, and set the future's result or exception."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = job()
-    except BaseException as error:  # noqa: BLE001 - passed on to the waiting side
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 def _mark_retrieved(ended: asyncio.Future[Any]) -> None:

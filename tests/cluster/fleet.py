@@ -181,6 +181,15 @@ def fleet_config(checkpoint: Path, **fields: Any) -> ClusterConfig:
     )
 
 
+def models_config(folder: Path, **fields: Any) -> ClusterConfig:
+    """The same of the models in the file `models.toml` of a folder."""
+    return replace(
+        fleet_config(folder, **fields),
+        checkpoint=CheckpointConfig(),
+        models=str(folder / "models.toml"),
+    )
+
+
 @asynccontextmanager
 async def running(fleet: Fleet) -> AsyncIterator[Fleet]:
     """The fleet, ready. At the end everything must be free, and nobody may have complained."""

@@ -9,13 +9,11 @@ from typing import Any
 
 import openai
 import pytest
-from msgspec.structs import replace
 
 from pdserve.protocol.status import NodeStatus
-from pdserve.settings.config import CheckpointConfig
 from tests.cluster.checkpoints import Reference, make_prompt, make_tiny_of
 from tests.cluster.client import EventStream
-from tests.cluster.fleet import HEARD_S, Fleet, SecondCoordinator, fleet_config, poll, running
+from tests.cluster.fleet import HEARD_S, Fleet, SecondCoordinator, models_config, poll, running
 from tests.matrix import matrix
 
 NODES = ("decode-0", "decode-1", "decode-2")  # the last two are the large model's
@@ -45,11 +43,7 @@ async def test_one_model_answers_whatever_dies(kills: bool, tmp_path: Path) -> N
     (tmp_path / "models.toml").write_text(FILE)
     prompt = make_prompt(70)
     expected = {name: Reference(path).greedy(prompt, 12) for name, path in paths.items()}
-    config = replace(
-        fleet_config(tmp_path, mode="colocated"),
-        checkpoint=CheckpointConfig(),
-        models=str(tmp_path / "models.toml"),
-    )
+    config = models_config(tmp_path, mode="colocated")
     second = SecondCoordinator(None, models=config.models, mode="colocated")
     both = [f"--coordinators={second.grpc_address}"]
     fleet = Fleet(config, dict.fromkeys(NODES, both), restarts=True)

@@ -8,14 +8,12 @@ from typing import Any, Final
 
 import aiohttp
 import pytest
-from msgspec.structs import replace
 
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.settings.answers import AnswerConfig
-from pdserve.settings.config import CheckpointConfig
 from tests.cluster.checkpoints import Reference, make_prompt, make_tiny_of
 from tests.cluster.client import Client
-from tests.cluster.fleet import Fleet, SecondCoordinator, fleet_config, poll, running
+from tests.cluster.fleet import Fleet, SecondCoordinator, models_config, poll, running
 
 FILE = """
 shared = { prefill = 1, decode = 1 }
@@ -35,12 +33,7 @@ async def test_nodes_wake_as_the_model_that_is_asked_for(tmp_path: Path) -> None
     prompt = make_prompt(70)
     expected = {name: Reference(path).greedy(prompt, 12) for name, path in paths.items()}
     assert expected["a"] != expected["b"]
-    config = replace(
-        fleet_config(tmp_path),
-        checkpoint=CheckpointConfig(),
-        models=str(tmp_path / "models.toml"),
-    )
-    async with running(Fleet(config)) as fleet, Client(fleet.url) as client:
+    async with running(Fleet(models_config(tmp_path))) as fleet, Client(fleet.url) as client:
         assert (await client.complete(prompt, 12, model="first")).tokens == expected["a"]
         unknown = await client.complete(prompt, 12, model="c")
         assert unknown.error is not None
@@ -88,11 +81,7 @@ def one_node(folder: Path, **fields: Any) -> ClusterConfig:
     for seed, source in enumerate(("one", "two", "three")):
         make_tiny_of(folder / source, seed=seed)
     (folder / "models.toml").write_text(ONE_NODE)
-    return replace(
-        fleet_config(folder, mode="colocated", **fields),
-        checkpoint=CheckpointConfig(),
-        models=str(folder / "models.toml"),
-    )
+    return models_config(folder, mode="colocated", **fields)
 
 
 def answers(folder: Path, prompt: list[int]) -> dict[str, list[int]]:

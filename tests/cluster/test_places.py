@@ -6,16 +6,13 @@ import asyncio
 import signal
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from pdserve.commands.cluster.config import ClusterConfig
-from pdserve.settings.config import CheckpointConfig, ClusterMode
+from pdserve.settings.config import ClusterMode
 from tests.cluster.checkpoints import Reference, make_prompt, make_tiny_of
 from tests.cluster.client import Client
-from tests.cluster.fleet import Fleet, fleet_config, running
+from tests.cluster.fleet import Fleet, models_config, running
 from tests.matrix import matrix
 
 FILE = """
@@ -42,21 +39,16 @@ def made(folder: Path, memory: str) -> dict[str, Path]:
     }
 
 
-def config_of(folder: Path, mode: ClusterMode, **fields: Any) -> ClusterConfig:
-    return replace(
-        fleet_config(folder, mode=mode, **fields),
-        checkpoint=CheckpointConfig(),
-        models=str(folder / "models.toml"),
-    )
-
-
 @pytest.mark.parametrize("mode", matrix(["colocated", "disaggregated", "adaptive"], 1))
 async def test_two_models_are_awake_on_one_node(mode: ClusterMode, tmp_path: Path) -> None:
     paths = made(tmp_path, "24MiB")
     prompt = make_prompt(70)
     expected = {name: Reference(path).greedy(prompt, 12) for name, path in paths.items()}
     assert len({tuple(tokens) for tokens in expected.values()}) == 3
-    async with running(Fleet(config_of(tmp_path, mode))) as fleet, Client(fleet.url) as client:
+    async with (
+        running(Fleet(models_config(tmp_path, mode=mode))) as fleet,
+        Client(fleet.url) as client,
+    ):
         nodes = (await fleet.status()).nodes
         pools = ["decode"] if mode == "colocated" else ["prefill", "decode"]
         assert {(node.model, node.place_of) for node in nodes} == {
@@ -96,7 +88,9 @@ async def test_places_die_and_stand_still_under_load(tmp_path: Path) -> None:
         for name, reference in references.items()
         for number, prompt in enumerate(prompts)
     }
-    fleet = Fleet(config_of(tmp_path, "colocated", engine={"max_model_len": 1024}), restarts=True)
+    fleet = Fleet(
+        models_config(tmp_path, mode="colocated", engine={"max_model_len": 1024}), restarts=True
+    )
     async with running(fleet), Client(fleet.url) as client:
 
         async def ask() -> None:

@@ -13,12 +13,11 @@ from random import Random
 from typing import Final
 
 import pytest
-from msgspec.structs import replace
 
-from pdserve.settings.config import CheckpointConfig, ClusterMode
+from pdserve.settings.config import ClusterMode
 from tests.cluster.checkpoints import Reference, make_prompt, make_tiny_of
 from tests.cluster.client import Client
-from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
+from tests.cluster.fleet import START_S, Fleet, models_config, poll, running
 
 SECONDS: Final = float(os.environ.get("PDSERVE_ZIPF_S", "20"))  # of each case
 NAMES: Final = "abcdefgh"
@@ -63,11 +62,8 @@ async def test_each_token_is_of_the_model_that_was_asked(case: str, tmp_path: Pa
         for number, prompt in enumerate(prompts)
     }
     assert len({tuple(tokens) for tokens in expected.values()}) == len(expected)
-    config = replace(
-        fleet_config(tmp_path, mode=mode, engine={"threads": 0} if mode == "multiplexed" else {}),
-        checkpoint=CheckpointConfig(),
-        models=str(tmp_path / "models.toml"),
-    )
+    engine = {"threads": 0} if mode == "multiplexed" else {}
+    config = models_config(tmp_path, mode=mode, engine=engine)
     fleet = Fleet(config, restarts=True)
     answered, killed = Counter[str](), Counter[str]()
     over = asyncio.Event()

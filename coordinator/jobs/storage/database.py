@@ -23,6 +23,7 @@ from threading import Lock
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from coordinator.stateful.storage.shared.link import DEADLINE_S, MAX_CONNECTIONS, DatabaseLink
+from pdserve.shared.carry_out import carry_out
 from pdserve.shared.errors import StoreUnavailable
 from pdserve.shared.fair_share import Turns
 from pdserve.shared.process.may_pass import config_error, has_no_room
@@ -93,14 +94,7 @@ class FairThread:
             answer, call = calls.popleft()
             if calls:
                 self._waiting[owner] = calls  # at the end
-        if not answer.set_running_or_notify_cancel():
-            return
-        try:
-            found = call()
-        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
-            answer.set_exception(error)
-        else:
-            answer.set_result(found)
+        carry_out(call, answer)
 
 
 class SqliteDatabase:

@@ -17,11 +17,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from kv_transfer.lone_thread import carry_out
 from kv_transfer.spans.plan import Spans
 from kv_transfer.transports.ucx.agent import UcxAgent, UcxRegion
 from kv_transfer.transports.ucx.thread import QUARANTINE_S, UcxThread
 from kv_transfer.transports.ucx.transfer import Peer, Transfer
+from pdserve.shared.carry_out import carry_out
 from pdserve.shared.errors import PeerLost, TransportUnavailable
 
 T = TypeVar("T")

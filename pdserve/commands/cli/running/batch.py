@@ -89,14 +89,16 @@ def run(url: str, file: Path, output: Path | None, trust: Trust = True) -> int:
         for path in (job.output, job.errors):
             if path.exists():
                 raise ConfigError(f"{path} is there already: name another file with --output")
-        batch = asyncio.run(_run(job, _endpoint(file)))
+        endpoint = _endpoint(file)
+        try:
+            batch = asyncio.run(_run(job, endpoint))
+        except KeyboardInterrupt:
+            if (begun := job.begun()) is not None:
+                print(f"{begun} goes on; the same command follows it", file=sys.stderr)
+            raise
         job.note.unlink()
     except OSError as error:
         raise ConfigError(f"cannot read {file}, or write beside it: {error}") from error
-    except KeyboardInterrupt:
-        if (begun := job.begun()) is not None:
-            print(f"{begun} goes on; the same command follows it", file=sys.stderr)
-        raise
     return _told(job, batch)
 
 
