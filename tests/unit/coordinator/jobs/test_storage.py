@@ -200,18 +200,25 @@ async def test_a_batch_of_which_a_part_has_arrived_is_not_there(
 
 
 async def test_tenants_have_turns_at_a_thread() -> None:
-    thread, gate, order = FairThread(), threading.Event(), list[str]()
+    thread, order = FairThread(), list[str]()
+    is_running, gate = threading.Event(), threading.Event()
 
     def call(owner: str) -> asyncio.Task[None]:
         return asyncio.create_task(thread.run(owner, lambda: order.append(owner)))
 
-    blocking = asyncio.create_task(thread.run("many", gate.wait))
+    def block() -> None:
+        is_running.set()
+        gate.wait()
+
+    blocking = asyncio.create_task(thread.run("many", block))
+    await asyncio.to_thread(is_running.wait)
     many = [call("many") for _ in range(9)]
     given_up = call("given up")
     await asyncio.sleep(0)  # all of them ask
     few = call("few")
     await asyncio.sleep(0)
     given_up.cancel()
+    await asyncio.wait([given_up])
     gate.set()
     await asyncio.gather(blocking, few, *many)
     assert order.index("few") == 1, "behind one more of whoever has many"
