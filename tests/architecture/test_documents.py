@@ -22,7 +22,7 @@ from tests.architecture.repository import ROOT, native_files, python_files
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 DOCUMENTS.append(ROOT / "examples/README.md")
 TEXT = "\n".join(path.read_text() for path in DOCUMENTS)
-SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL))
+SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)).replace("\\\n", " ")
 TARGETS = sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", TEXT, re.MULTILINE)))
 COMMANDS = sorted(set(re.findall(r"^(?:[A-Z_]+=\S+ )*(pdserve .*)", SHELL, re.MULTILINE)))
 MODULES = sorted(set(re.findall(r"python -m ([\w.]+)", TEXT)))
