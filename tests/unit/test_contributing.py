@@ -75,16 +75,16 @@ async def test_a_transport() -> None:
     exporter = Exporter("p0", "life-1", identity, source, ManualClock(), [kind])
     puller = Puller(destination, identity, host_id(), [kind])
     await exporter.start("127.0.0.1")
-    link = await puller.connect(exporter.welcome(), timeout_s=5)
+    link = await puller.connect(exporter.welcome(), timeout_s=30)
     try:
         assert link.transport == "file"
         ticket = exporter.issue("r", 0, 10, [5, 2, 7])
-        await puller.pull(link, ticket, [1, 3, 4], 0, 5)
+        await puller.pull(link, ticket, [1, 3, 4], 0, 30)
         there = tokens_of(destination, SMALL, [1, 3, 4], 0, 10)
         assert (there == tokens_of(source, SMALL, [5, 2, 7], 0, 10)).all()
         source.generations[2] += 1
         with pytest.raises(StaleTicket):
-            await puller.pull(link, ticket, [1, 3, 4], 0, 5)
+            await puller.pull(link, ticket, [1, 3, 4], 0, 30)
     finally:
         await link.close()
         await puller.close()

@@ -24,7 +24,7 @@ async def test_a_child_dies_with_its_parent():
     assert await parent.stdout.readline() == b"ready\n"
     parent.kill()
     # Both hold the pipe; its end means that both are gone.
-    assert await asyncio.wait_for(parent.stdout.read(), 10) == b""
+    assert await asyncio.wait_for(parent.stdout.read(), 30) == b""
     await parent.wait()
 
 

@@ -469,7 +469,7 @@ async def test_a_handoff_has_its_subscriber_while_a_grammar_waits_for_its_turn(
     bench.compiler.gate.set()
     bench.announce(0, 10)
     with pytest.raises(GrammarFailed):
-        await asyncio.wait_for(taking, 10)
+        await asyncio.wait_for(taking, 30)
     assert bench.exporter.settled == [False]
 
 

@@ -128,7 +128,7 @@ class Conductor(FakeRunner):
     ) -> list[SampledToken | None]:
         sampled = super().execute(rows, progress)
         played = asyncio.run_coroutine_threadsafe(self._play(rows), self._loop)
-        error = played.result(5.0)
+        error = played.result(30.0)
         if error is not None:
             raise error
         return sampled

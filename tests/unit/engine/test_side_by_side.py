@@ -311,7 +311,7 @@ class HeldRunner(FakeRunner):
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
     ) -> list[SampledToken | None]:
         self.began.set()
-        assert self.may_end.wait(5)
+        assert self.may_end.wait(30)
         return super().execute(rows, progress)
 
 
@@ -326,7 +326,7 @@ async def test_streams_go_on_while_a_prompt_is_computed() -> None:
         held.may_end.clear()
         prompt = make_request(9, max_tokens=2)
         engine.submit(prompt)
-        await asyncio.to_thread(held.began.wait, 5)
+        await asyncio.to_thread(held.began.wait, 30)
         await observer.until(lambda: stream.request_id in observer.done)
         assert not prompt.output_token_ids
         held.may_end.set()
@@ -352,7 +352,7 @@ async def test_a_deadline_that_passes_during_a_prompt_is_kept() -> None:
     async with running(40, runners=[FakeRunner(BLOCK), held]) as (engine, _, observer):
         late = make_request(9, max_tokens=2, targets=Targets(deadline_s=1.0))
         engine.submit(late)
-        await asyncio.to_thread(held.began.wait, 5)
+        await asyncio.to_thread(held.began.wait, 30)
         engine.queues.clock.advance(2.0)  # type: ignore[attr-defined]
         engine.wake()
         await observer.until(lambda: observer.failed)

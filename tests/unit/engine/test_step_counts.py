@@ -205,7 +205,7 @@ async def test_callbacks_of_the_event_loop_for_a_step(monkeypatch: pytest.Monkey
         def execute(
             self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
         ) -> list[SampledToken | None]:
-            assert self.is_foreseen.acquire(timeout=5.0)
+            assert self.is_foreseen.acquire(timeout=30.0)
             return [SampledToken(7)] * len(rows)
 
     marks: list[int] = []

@@ -45,7 +45,7 @@ def goes_on(demo: DemoModel, *requests: Request) -> None:
 async def ready(progress: GrammarProgress, *requests: Request) -> None:
     """Until none of these is held."""
     woken = asyncio.Event()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while progress.hold(rows(*requests), woken.set):
             await woken.wait()
             woken.clear()
@@ -102,7 +102,7 @@ async def test_payers_take_turns() -> None:
     for mask in masks:
         queue.begin(mask)
     gate.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not all(mask.is_done for mask in masks):
             await done.wait()
             done.clear()
@@ -117,7 +117,7 @@ async def test_what_takes_too_long_is_given_up_and_an_answer_has_a_budget() -> N
     try:
         for mask in (slow, behind):
             queue.begin(mask)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (slow.is_done and behind.is_done):
                 await woken.wait()
                 woken.clear()

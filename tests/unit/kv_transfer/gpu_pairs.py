@@ -74,7 +74,7 @@ class GpuPair:
     destination: DeviceBlocks
 
     async def pull(
-        self, ticket: bytes, block_table: Sequence[int], timeout_s: float = 10
+        self, ticket: bytes, block_table: Sequence[int], timeout_s: float = waits.WITHIN_S
     ) -> PullResult:
         return await self.puller.pull(self.link, ticket, block_table, 0, timeout_s)
 
@@ -120,7 +120,7 @@ async def open_gpu_pair(
     exporter = make_exporter(source.pool, layout, kinds, tls)
     puller = make_puller(destination.pool, destination_layout, kinds, tls)
     await exporter.start("127.0.0.1")
-    link = await puller.connect(exporter.welcome(), timeout_s=5)
+    link = await puller.connect(exporter.welcome(), waits.WITHIN_S)
     pair = GpuPair(host, exporter, puller, link, source, destination)
     try:
         yield pair
@@ -134,9 +134,9 @@ async def open_gpu_pair(
     assert (pair.num_staged, host.num_lanes, host.num_opened) == (0, 0, 0)
 
 
-def start(pair: GpuPair, timeout_s: float = 60) -> asyncio.Task[object]:
+def start(pair: GpuPair) -> asyncio.Task[object]:
     """A pull of blocks 3 and 5 into 7 and 9."""
-    return asyncio.create_task(pair.pull(pair.issue(3, 5), [7, 9], timeout_s))
+    return asyncio.create_task(pair.pull(pair.issue(3, 5), [7, 9]))
 
 
 async def assert_still(blocks: DeviceBlocks) -> None:

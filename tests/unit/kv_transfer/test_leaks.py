@@ -66,7 +66,7 @@ async def test_closed_pairs_leave_no_descriptors_and_no_threads(kind: str) -> No
     before = await held()
     for _ in range(6):
         async with open_pair(kind, SMALL) as pair:
-            links = [await pair.puller.connect(pair.exporter.welcome(), 5) for _ in range(5)]
+            links = [await pair.puller.connect(pair.exporter.welcome(), 30) for _ in range(5)]
             await pair.pull(pair.exporter.issue("r", 0, 4, [1]), [2])
             for link in links:
                 await link.close()

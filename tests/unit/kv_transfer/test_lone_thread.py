@@ -42,7 +42,7 @@ async def test_whoever_waits_can_walk_away() -> None:
 
     def hang() -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(30)
         seen.append("hung")
 
     hanging, waiting = thread.start(hang), thread.start(lambda: seen.append("waited"))

@@ -90,7 +90,7 @@ async def pull_all(sources: Sequence[Rank], destination: Rank, rank: int, layers
     for index, heads in chosen:
         exporter = sources[index].exporter
         async with AsyncExitStack() as stack:
-            link: Link = await destination.puller.connect(exporter.welcome(), timeout_s=5)
+            link: Link = await destination.puller.connect(exporter.welcome(), timeout_s=30)
             stack.push_async_callback(link.close)
             ticket = exporter.issue("r", FIRST, END - FIRST, blocks, layers)
             assert read_ticket(ticket).checksums
@@ -158,4 +158,4 @@ async def test_layers_come_one_range_after_the_other() -> None:
 async def test_a_rank_without_our_heads_is_refused_when_we_meet() -> None:
     async with node("tcp", 2, 4) as sources, node("tcp", 2, 4) as destinations:
         with pytest.raises(LayoutMismatch, match="no KV head in common"):
-            await destinations[1].puller.connect(sources[0].exporter.welcome(), timeout_s=5)
+            await destinations[1].puller.connect(sources[0].exporter.welcome(), timeout_s=30)

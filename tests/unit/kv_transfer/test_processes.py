@@ -30,6 +30,7 @@ from tests.unit.kv_transfer.pairs import (
     make_pool,
     make_puller,
 )
+from tests.waits import leap
 
 ROOT = Path(__file__).parents[3]
 TABLE = [2] * ENDLESS_BLOCKS
@@ -50,9 +51,9 @@ class Peer:
         if number == signal.SIGKILL:
             self.process.wait()
 
-    async def start_endless(self, timeout_s: float = ENDLESS_S) -> asyncio.Task[object]:
+    async def start_endless(self) -> asyncio.Task[object]:
         """A pull in the middle of its transfer."""
-        pulling = self.puller.pull(self.link, self.started.endless, TABLE, 0, timeout_s)
+        pulling = self.puller.pull(self.link, self.started.endless, TABLE, 0, ENDLESS_S)
         task = asyncio.create_task(pulling)
         await first_bytes(self.pool, 2)
         assert not task.done()
@@ -156,12 +157,11 @@ async def test_pull_after_a_kill(doomed: Peer) -> None:
 
 
 async def test_stop_in_the_middle(peer: Peer) -> None:
-    started_s = time.monotonic()
-    task = await peer.start_endless(timeout_s=1.5)
+    task = await peer.start_endless()
     peer.signal(signal.SIGSTOP)
+    leap(ENDLESS_S)
     with pytest.raises(TransferTimeout):
         await task
-    assert time.monotonic() - started_s < SOON_S
     peer.signal(signal.SIGCONT)
     await assert_still(peer.pool)
     await peer.pull_short()

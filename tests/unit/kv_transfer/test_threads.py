@@ -35,7 +35,7 @@ async def test_cancelling_sets_the_flag_and_waits_for_the_end(threads: CopyThrea
 
     def job() -> None:
         has_begun.set()
-        may_end.wait(10)
+        may_end.wait(30)
         has_ended.set()
 
     task = asyncio.create_task(threads.run(job, cancel))
@@ -58,7 +58,7 @@ async def cancelled_while_it_fails(threads: CopyThreads) -> asyncio.Task[None]:
 
     def job() -> None:
         has_begun.set()
-        may_end.wait(10)
+        may_end.wait(30)
         raise OSError("the socket was shut down")
 
     task = asyncio.create_task(threads.run(job, CancelFlag()))
@@ -77,7 +77,7 @@ async def test_a_job_that_fails_while_cancelled_is_a_cancellation(threads: CopyT
 
 async def test_a_job_cancelled_in_the_queue_never_runs(threads: CopyThreads) -> None:
     may_end, ran = threading.Event(), threading.Event()
-    first = asyncio.create_task(threads.run(lambda: may_end.wait(10), CancelFlag()))
+    first = asyncio.create_task(threads.run(lambda: may_end.wait(30), CancelFlag()))
     await asyncio.sleep(0.01)
     second = asyncio.create_task(threads.run(ran.set, CancelFlag()))
     await asyncio.sleep(0.01)

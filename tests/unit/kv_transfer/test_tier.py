@@ -60,13 +60,13 @@ class GatedCopies:
         self.is_broken = False
 
     def store(self, spans: Spans, cancel: CancelFlag) -> None:
-        assert self.gate.wait(10)
+        assert self.gate.wait(30)
         if self.is_broken:
             raise OSError("the disk is gone")
         self._copies.store(spans, cancel)
 
     def load(self, spans: Spans, cancel: CancelFlag) -> None:
-        assert self.gate.wait(10)
+        assert self.gate.wait(30)
         self._copies.load(spans, cancel)
 
 

@@ -33,7 +33,7 @@ async def test_a_handoff_moves_the_tails_of_layers_with_windows(block_size: int)
     exporter, _ = make_exporter(source, LAYOUT, windows=WINDOWS)
     puller = Puller(destination, KvIdentity("a-model", "main", ours, windows=WINDOWS), host_id())
     await exporter.start("127.0.0.1")
-    link = await puller.connect(exporter.welcome(), 10)
+    link = await puller.connect(exporter.welcome(), 30)
     table = list(range(need.blocks_for(NUM_TOKENS, 4)))
     own = list(range(1, 1 + need.blocks_for(NUM_TOKENS, block_size)))
     ticket = exporter.issue("r", 0, NUM_TOKENS, table)
@@ -127,7 +127,7 @@ async def test_pools_that_give_back_and_pools_that_keep_all_read_each_other(
         companions=taken if ours.num_companions else None,
     )
     await exporter.start("127.0.0.1")
-    link = await puller.connect(exporter.welcome(), 10)
+    link = await puller.connect(exporter.welcome(), 30)
     ticket = exporter.issue("r", 0, NUM_TOKENS, table)
     await puller.pull(link, ticket, own, 0, 10, num_tokens=NUM_TOKENS)
     assert puller.statistics.corrupt == 0
@@ -146,7 +146,7 @@ async def test_pools_that_give_back_and_pools_that_keep_all_read_each_other(
             spoil(source, theirs, given, table[-2], layer)
     if theirs.num_companions:
         with pytest.raises(StaleTicket, match="given back"):
-            await puller.pull(link, ticket, own, 0, 10)
+            await puller.pull(link, ticket, own, 0, 30)
         source.bump([int(given[table[-1], 0])])
         with pytest.raises(StaleTicket):
             await puller.pull(link, ticket, own, 0, 10, num_tokens=NUM_TOKENS)

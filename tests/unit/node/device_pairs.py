@@ -71,10 +71,10 @@ async def _move(
         await asyncio.to_thread(source.node.step, [Scheduled(first, num_tokens)])
         welcome = exporter.welcome()
         await exporter.introduce(welcome)
-        link = await puller.connect(welcome, 5.0)
+        link = await puller.connect(welcome, 30.0)
         stack.push_async_callback(link.close)
         ticket = exporter.issue("r", 0, num_tokens, first.block_table)
-        await puller.pull(link, ticket, then.block_table, 0, 5.0)
+        await puller.pull(link, ticket, then.block_table, 0, 30.0)
         then.output_token_ids += first.output_token_ids
         then.num_computed_tokens = num_tokens
         await asyncio.to_thread(destination.node.generate, [then], NUM_OUTPUT)

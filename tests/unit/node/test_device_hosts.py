@@ -170,12 +170,12 @@ def test_a_killed_host_ends_the_node(checkpoint: Path, is_computing: bool) -> No
         if is_computing:
             with pytest.raises(NodeSick, match="rank_lost"):
                 compute_for_ever(ranked)
-        while not ranked.ranks.lost and time.monotonic() < started_s + 5.0:
+        while not ranked.ranks.lost and time.monotonic() < started_s + 30.0:
             timer.join(0.01)
         assert f"host {host.address}" in ranked.ranks.lost
         with pytest.raises(NodeSick, match="rank_lost"):
             ranked.node.logits(make_prompt(9))
-        assert time.monotonic() - started_s < 5.0, "there was no sign of it but its silence"
+        assert time.monotonic() - started_s < 30.0, "there was no sign of it but its silence"
 
 
 WAYS = [((2, 1), (1, 2)), ((1, 1), (2, 1))]
@@ -264,9 +264,9 @@ def test_a_host_whose_agent_for_kv_has_failed_ends_the_node(checkpoint: Path) ->
         assert ranked.ranks.hosts is not None
         (later,) = ranked.ranks.hosts._hosts
         assert later._order.devices is not None
-        with socket.create_connection(split_address(host.address), timeout=5.0) as sock:
+        with socket.create_connection(split_address(host.address), timeout=30.0) as sock:
             sock.sendall(later._order.devices.secret)
-            end_s = time.monotonic() + 5.0
+            end_s = time.monotonic() + 30.0
             while not ranked.ranks.lost and time.monotonic() < end_s:
                 time.sleep(0.01)
         why = "its agent for KV has failed: RuntimeError('a bug')"
@@ -309,9 +309,9 @@ def test_a_host_that_refuses_says_why(checkpoint: Path, host: ForkedHost) -> Non
         pass
     model = model_of(checkpoint, 2, hosts=[host.address])
     (later,) = LaterHosts(model, "127.0.0.1:1", stranger, shares_kv=True)._hosts
-    stream = HostStream(socket.create_connection(split_address(host.address), timeout=5.0))
+    stream = HostStream(socket.create_connection(split_address(host.address), timeout=30.0))
     stream.send(later._order)
-    assert "join token" in stream.receive(WholeResult, within_s=5.0).error
+    assert "join token" in stream.receive(WholeResult, within_s=30.0).error
     stream.close()
 
 

@@ -106,7 +106,7 @@ def test_a_killed_rank_ends_the_steps_of_the_others(
         node.logits(make_prompt(9))
         if not is_computing:
             os.kill(ranks.pids[-1], signal.SIGKILL)
-            ranks._watcher.join(5.0)  # it ends with the last one of them
+            ranks._watcher.join(30.0)  # it ends with the last one of them
             assert not ranks._watcher.is_alive()
         else:
             os.kill(ranks.pids[-1], signal.SIGSTOP)  # so that the step cannot end before it
@@ -114,8 +114,8 @@ def test_a_killed_rank_ends_the_steps_of_the_others(
         started_s = time.monotonic()
         with pytest.raises(NodeSick, match="rank_lost"):
             node.logits(make_prompt(9))
-        assert time.monotonic() - started_s < 5.0, "there was no sign of it but its silence"
-        ranks._watcher.join(5.0)
+        assert time.monotonic() - started_s < 30.0, "there was no sign of it but its silence"
+        ranks._watcher.join(30.0)
         assert f"(process {ranks.pids[-1]}) was killed by signal 9" in ranks.lost
     for pid in ranks.pids:
         with pytest.raises(ProcessLookupError):

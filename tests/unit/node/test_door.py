@@ -21,7 +21,7 @@ from pdserve.node.rank_hosts.stream import HostStream
 from pdserve.protocol.version import PROTOCOL
 from pdserve.shared.errors import PeerLost
 
-WITHIN_S = 5.0
+WITHIN_S = 30.0
 SECRET = b"s" * SECRET_BYTES
 DEVICES = DevicesOrder(
     kind="cuda",

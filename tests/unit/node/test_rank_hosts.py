@@ -173,7 +173,7 @@ def test_messages_and_arrays_arrive_and_an_end_is_told(
     hung_up.start()
     ours.send(HostAnswer("no memory"))
     ours.close()
-    hung_up.join(5.0)
+    hung_up.join(30.0)
     assert not hung_up.is_alive()
     with pytest.raises(PeerLost, match="no memory"):
         theirs.receive(HostAnswer).check()

@@ -52,7 +52,7 @@ class LayerWriter(PlainRunner):
             if layer + 1 in ends:
                 assert progress is not None
                 progress.done(layer + 1)
-                assert self.pulled.acquire(timeout=5), "what was announced has not been pulled"
+                assert self.pulled.acquire(timeout=30), "what was announced has not been pulled"
         return [SampledToken(7) if row.samples else None for row in rows]
 
 
@@ -68,7 +68,7 @@ async def test_what_is_announced_in_mid_step_is_written(budget: int) -> None:
     said: asyncio.Queue[HandoffMessage] = asyncio.Queue()
     subscriber = said.put_nowait
     async with bench.running(runner):
-        link = await puller.connect(bench.exporter.welcome(), 1.0)
+        link = await puller.connect(bench.exporter.welcome(), 30)
         bench.handoffs.subscribe("r", subscriber)
         bench.start("r", num_tokens)
         num_partial = 0
@@ -76,7 +76,7 @@ async def test_what_is_announced_in_mid_step_is_written(budget: int) -> None:
             message = await asyncio.wait_for(said.get(), 30)
             assert isinstance(message, Announcement | HandoffRecord)
             ticket = read_ticket(message.ticket)
-            await puller.pull(link, message.ticket, list(range(NUM_BLOCKS)), 0, 5.0)
+            await puller.pull(link, message.ticket, list(range(NUM_BLOCKS)), 0, 30)
             if ticket.end_layer < LAYOUT.num_layers:
                 num_partial += 1
                 runner.pulled.release()

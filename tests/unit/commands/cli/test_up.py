@@ -216,6 +216,6 @@ async def readable(fd: int) -> None:
     loop = asyncio.get_running_loop()
     loop.add_reader(fd, event.set)
     try:
-        await asyncio.wait_for(event.wait(), 10)
+        await asyncio.wait_for(event.wait(), 30)
     finally:
         loop.remove_reader(fd)

@@ -189,7 +189,7 @@ async def test_calls_of_one_payer_share_its_places_and_take_turns() -> None:
 
 async def until_started(generator: FakeGenerator, num: int) -> None:
     """Wait until so many have begun, and for a while in which more would."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(generator.generations) < num:
             await asyncio.sleep(0.001)
         for _ in range(20):
@@ -240,7 +240,7 @@ async def test_a_client_that_goes_away_frees_its_prompts() -> None:
     generator = FakeGenerator(lambda request: [Pause(until=never), Tokens([])])
     async with served(generator) as api:
         call = asyncio.ensure_future(api.embed(input=[[1], [2]]))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await generator.started.wait()
             call.cancel()
             await asyncio.wait([call])
@@ -255,7 +255,7 @@ async def test_memory_of_its_prompts_is_held_until_they_have_ended() -> None:
     generator = FakeGenerator(lambda request: [Pause(until=never), Tokens([])])
     async with served(generator) as api:
         call = asyncio.ensure_future(api.embed(input=[[7] * 100] * 40))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await generator.started.wait()
             assert api.server_context.bodies.num_bytes == 40 * 100 * 8
             never.set()

@@ -27,7 +27,7 @@ HELLO = tiny_tokenizer().encode("Hello", add_special_tokens=False)
 
 async def over(api: Harness) -> None:
     """Until the only call has been concluded."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await api.observer.over.wait()
 
 

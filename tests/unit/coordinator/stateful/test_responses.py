@@ -552,7 +552,7 @@ async def test_a_client_that_goes_away_ends_its_response() -> None:
             first = await response.content.readline()
             assert first == b"event: response.created\n"
             response.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await api.observer.over.wait()
         assert api.generator.last.cancels == ["client disconnected"]
         (summary,) = api.observer.finished

@@ -41,7 +41,7 @@ async def coordinator(
 
 async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:
     """The response, once it is not being made any more."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             found = await client.responses.retrieve(response_id)
             if found.status not in ("queued", "in_progress"):
@@ -119,7 +119,7 @@ async def test_what_one_makes_another_cancels(url: str, is_streamed: bool) -> No
             response_id = (await maker.responses.create(**ASKED)).id
         cancelled = await other.responses.cancel(response_id)
         assert cancelled.status == "cancelled"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await api.observer.over.wait()
         assert api.generator.last.cancels
         assert (await maker.responses.retrieve(response_id)).status == "cancelled"
@@ -134,7 +134,7 @@ async def test_what_one_makes_another_deletes(url: str) -> None:
         begun = await maker.responses.create(**ASKED)
         api.observer.over.clear()
         await other.responses.delete(begun.id)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await api.observer.over.wait()
         with pytest.raises(openai.NotFoundError):
             await maker.responses.retrieve(begun.id)
@@ -167,7 +167,7 @@ async def test_a_coordinator_that_seemed_dead_gives_up_what_another_makes(
         async with coordinator(url, beat_s=BEAT_S) as (_, other):
             connection = await asyncpg.connect(url)
             dead = await connection.fetchval("SELECT maker FROM pdserve_entries")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while dead == await connection.fetchval("SELECT maker FROM pdserve_entries"):
                     await connection.execute(
                         "UPDATE pdserve_coordinators SET lives_until = now() WHERE id = $1", dead
@@ -175,7 +175,7 @@ async def test_a_coordinator_that_seemed_dead_gives_up_what_another_makes(
             await connection.close()
             done = await ended(other, begun.id)
             assert (done.status, done.output_text) == ("completed", "Hello world")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await api.observer.over.wait()
             assert api.generator.last.cancels
             assert await maker.responses.retrieve(begun.id) == done

@@ -67,7 +67,7 @@ async def seen_by(store: ResponseStore, name: str = "conv_a") -> StoredConversat
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not await holds():
             await asyncio.sleep(BEAT_S / 5)
 

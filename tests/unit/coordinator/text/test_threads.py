@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.text.threads import NUM_THREADS, Asker, TextThreads
 from pdserve.shared.errors import DeadlineExceeded, Overloaded
-from tests.waits import WITHIN_S
+from tests.waits import WITHIN_S, leap
 
 
 class Work:
@@ -68,9 +68,10 @@ async def test_who_leaves_keeps_the_turn_until_its_work_is_done() -> None:
 
 async def test_the_deadline_counts_while_a_text_waits_and_while_it_is_tokenised() -> None:
     pool, work = TextThreads(), Work()
-    soon = Asker("a", time.monotonic() + 1.0)
+    soon = Asker("a", time.monotonic() + WITHIN_S)
     running = [asyncio.create_task(pool.run(work.of("a"), soon)) for _ in range(NUM_THREADS)]
     await work.began(NUM_THREADS)
+    leap(WITHIN_S)
     for late in [*running, pool.run(work.of("b"), Asker("b", time.monotonic() + 0.01))]:
         with pytest.raises(DeadlineExceeded, match="before its text was tokenised"):
             await late

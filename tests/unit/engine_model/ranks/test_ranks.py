@@ -238,7 +238,7 @@ def test_the_memory_of_ranks_cannot_be_cut_under_them() -> None:
             os.truncate(kept[0], 0)
         assert not ranks.memory[-1]
         ranks.memory[-1] = 7
-        ranks._watcher.join(5.0)
+        ranks._watcher.join(30.0)
         assert ranks.lost.endswith("ended with 7")  # and not by a signal
     finally:
         os.close(kept[0])
@@ -253,7 +253,7 @@ def test_a_killed_rank_ends_the_steps_of_the_others(
         node.logits(make_prompt(9))
         if not is_computing:
             os.kill(ranks.pids[1], signal.SIGKILL)
-            ranks._watcher.join(5.0)  # it ends with the last one of them
+            ranks._watcher.join(30.0)  # it ends with the last one of them
             assert not ranks._watcher.is_alive()
         else:
             os.kill(ranks.pids[1], signal.SIGSTOP)  # so that the step cannot end before it
@@ -261,7 +261,7 @@ def test_a_killed_rank_ends_the_steps_of_the_others(
         started_s = time.monotonic()
         with pytest.raises(NodeSick):
             node.logits(make_prompt(9))
-        assert time.monotonic() - started_s < 5.0, "there was no sign of it but its silence"
+        assert time.monotonic() - started_s < 30.0, "there was no sign of it but its silence"
         assert f"rank 2 of 4 (process {ranks.pids[1]}) was killed by signal 9" in ranks.lost
     for pid in ranks.pids:
         with pytest.raises(ProcessLookupError):

@@ -60,10 +60,10 @@ async def test_an_exporter_from_before_codecs_is_asked_for_none() -> None:
         fill(pair)
         welcome = pair.exporter.welcome()
         offers = [msgspec.structs.replace(offer, codecs=[]) for offer in welcome.offers]
-        link = await pair.puller.connect(msgspec.structs.replace(welcome, offers=offers), 5)
+        link = await pair.puller.connect(msgspec.structs.replace(welcome, offers=offers), 30)
         ticket = pair.exporter.issue("r", 0, 34 * LAYOUT.block_size, range(34))
         for _ in range(3):
-            await pair.puller.pull(link, ticket, range(34), 0, 10)
+            await pair.puller.pull(link, ticket, range(34), 0, 30)
         assert (link.codec, pair.puller.statistics.coded_bytes) == ("raw", 0)
         await link.close()
 

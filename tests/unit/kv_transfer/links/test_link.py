@@ -70,7 +70,7 @@ async def test_the_same_host_takes_shared_memory(
     exporter: Exporter, puller: Puller, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    link = await puller.connect(exporter.welcome(), timeout_s=5)
+    link = await puller.connect(exporter.welcome(), timeout_s=30)
     assert (link.transport, link.reason) == ("shm", "the best transport there is")
     assert "pulling from p0 by shm" in caplog.text
     assert exporter.statistics.pools_shared == 1
@@ -84,14 +84,14 @@ async def test_without_descriptors_there_is_no_transport(
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
         with pytest.raises(PeerLost, match=r"shm: .*Too many open files"):
-            await puller.connect(exporter.welcome(), timeout_s=5)
+            await puller.connect(exporter.welcome(), timeout_s=30)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_another_host_takes_tcp(exporter: Exporter, puller: Puller) -> None:
     welcome = msgspec.structs.replace(exporter.welcome(), host_id="elsewhere")
-    link = await puller.connect(welcome, timeout_s=5)
+    link = await puller.connect(welcome, timeout_s=30)
     assert (link.transport, link.reason) == ("tcp", "shm: another host")
     await link.close()
 
@@ -100,7 +100,7 @@ async def test_a_transport_that_is_not_offered_is_passed_over(
     exporter: Exporter, puller: Puller
 ) -> None:
     exporter.offers = [offer for offer in exporter.offers if offer.name != "shm"]
-    link = await puller.connect(exporter.welcome(), timeout_s=5)
+    link = await puller.connect(exporter.welcome(), timeout_s=30)
     assert (link.transport, link.reason) == ("tcp", "shm: not offered")
     await link.close()
 
@@ -108,7 +108,7 @@ async def test_a_transport_that_is_not_offered_is_passed_over(
 async def test_when_the_descriptor_cannot_be_obtained_tcp_is_taken(
     exporter: Exporter, puller: Puller
 ) -> None:
-    link = await puller.connect(with_offers(exporter.welcome(), shm="nobody"), timeout_s=5)
+    link = await puller.connect(with_offers(exporter.welcome(), shm="nobody"), timeout_s=30)
     assert link.transport == "tcp"
     assert "cannot be obtained" in link.reason
     await link.close()
@@ -116,7 +116,7 @@ async def test_when_the_descriptor_cannot_be_obtained_tcp_is_taken(
 
 async def test_a_pool_of_another_size_is_not_mapped(exporter: Exporter, puller: Puller) -> None:
     welcome = msgspec.structs.replace(exporter.welcome(), num_blocks=9)
-    link = await puller.connect(welcome, timeout_s=5)
+    link = await puller.connect(welcome, timeout_s=30)
     assert link.transport == "tcp"
     assert "8 blocks" in link.reason
     assert "one of 9" in link.reason
@@ -147,7 +147,7 @@ async def test_nobody_there_is_a_lost_peer(
 ) -> None:
     welcome = with_offers(exporter.welcome(), shm="nobody", tcp=endpoint)
     with pytest.raises(PeerLost, match=r"shm: .*; tcp: cannot connect"):
-        await puller.connect(welcome, timeout_s=5)
+        await puller.connect(welcome, timeout_s=30)
 
 
 async def test_another_model_is_refused_with_both_fingerprints(
@@ -156,7 +156,7 @@ async def test_another_model_is_refused_with_both_fingerprints(
     other = KvIdentity("another-model", "main", SMALL)
     welcome = msgspec.structs.replace(exporter.welcome(), fingerprint=other.fingerprint)
     with pytest.raises(LayoutMismatch) as caught:
-        await puller.connect(welcome, timeout_s=5)
+        await puller.connect(welcome, timeout_s=30)
     assert other.fingerprint in str(caught.value)
     assert exporter.identity.fingerprint in str(caught.value)
 
@@ -170,9 +170,9 @@ async def test_another_model_of_another_block_size_is_refused_too(
         exporter.welcome(), fingerprint=other.fingerprint, layout=layout
     )
     with pytest.raises(LayoutMismatch, match="fingerprint"):
-        await puller.connect(welcome, timeout_s=5)
+        await puller.connect(welcome, timeout_s=30)
 
 
 async def test_closing_twice_is_fine(exporter: Exporter, puller: Puller) -> None:
-    link = await puller.connect(exporter.welcome(), timeout_s=5)
+    link = await puller.connect(exporter.welcome(), timeout_s=30)
     await asyncio.gather(link.close(), link.close())

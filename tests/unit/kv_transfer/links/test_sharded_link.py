@@ -111,7 +111,7 @@ async def node(
 
 @asynccontextmanager
 async def linked(source: Node, destination: Node) -> AsyncIterator[AnyLink]:
-    link = await destination.puller.connect(source.exporter.welcome(), timeout_s=5)
+    link = await destination.puller.connect(source.exporter.welcome(), timeout_s=30)
     try:
         yield link
     finally:
@@ -124,7 +124,7 @@ async def pull(source: Node, destination: Node, layers: range, kv: np.ndarray) -
     blocks = SOURCE_TABLE[FIRST // size : -(-END // size)]
     async with linked(source, destination) as link:
         ticket = source.exporter.issue("r", FIRST, END - FIRST, blocks, layers)
-        result = await destination.puller.pull(link, ticket, TABLE, 0, 5)
+        result = await destination.puller.pull(link, ticket, TABLE, 0, 30)
     by_token = kv[SOURCE_TABLE].transpose(0, 4, 1, 2, 3, 5)
     expected = by_token.reshape(-1, MODEL.num_layers, 2, MODEL.num_kv_heads, 16)[FIRST:END]
     moved = 0
@@ -232,7 +232,7 @@ async def test_a_block_that_is_used_again_is_stale_in_every_part(kind: str) -> N
         source.pool.bump([5])
         async with linked(source, destination) as link:
             with pytest.raises(StaleTicket):
-                await destination.puller.pull(link, ticket, [7, 9], 0, 5)
+                await destination.puller.pull(link, ticket, [7, 9], 0, 30)
 
 
 async def test_a_part_that_fails_fails_the_pull_when_the_others_have_ended() -> None:
@@ -244,7 +244,7 @@ async def test_a_part_that_fails_fails_the_pull_when_the_others_have_ended() -> 
         source.pool.parts[1].bump([5])
         async with linked(source, destination) as link:
             with pytest.raises(StaleTicket):
-                await destination.puller.pull(link, ticket, [7, 9], 0, 5)
+                await destination.puller.pull(link, ticket, [7, 9], 0, 30)
             destination.parts[0][:] = 0xEE
             await asyncio.sleep(0.02)
             assert (destination.parts[0] == 0xEE).all(), "nothing is written any more"

@@ -189,8 +189,8 @@ def test_a_silent_peer_costs_milliseconds_not_the_slice() -> None:
     with ours, theirs:
         started_s = time.monotonic()
         region = np.zeros(100, dtype=np.uint8)
-        assert _native.recv_spans(ours.fileno(), region, spans, 0, GO, 10.0) == 0
-        assert time.monotonic() - started_s < 5.0
+        assert _native.recv_spans(ours.fileno(), region, spans, 0, GO, 60.0) == 0
+        assert time.monotonic() - started_s < 30.0
 
 
 def test_an_interrupted_wait_goes_on() -> None:

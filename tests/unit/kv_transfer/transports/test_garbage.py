@@ -81,10 +81,10 @@ async def tcp_exporter(limits: PullLimits, num_threads: int = 1) -> AsyncIterato
 async def assert_still_serves(exporter: Exporter) -> None:
     pool = make_pool(LARGE, 4)
     puller = Puller(pool, IDENTITY, host_id(), choose_kinds(["tcp"], pool))
-    link = await puller.connect(exporter.welcome(), timeout_s=5)
+    link = await puller.connect(exporter.welcome(), timeout_s=30)
     served = exporter.statistics.pulls_served
     ticket = exporter.issue("r", 0, LARGE.block_size, [3])
-    await puller.pull(link, ticket, [2], 0, timeout_s=5)
+    await puller.pull(link, ticket, [2], 0, timeout_s=30)
     np.testing.assert_array_equal(pool.data[2], exporter.pool.data[3])
     assert exporter.statistics.pulls_served == served + 1
     await link.close()
@@ -144,10 +144,10 @@ async def test_a_puller_asks_again_when_its_idle_connection_was_closed() -> None
     pool = make_pool(LARGE, 4)
     puller = Puller(pool, IDENTITY, host_id(), choose_kinds(["tcp"], pool))
     async with tcp_exporter(IMPATIENT) as exporter:
-        link = await puller.connect(exporter.welcome(), timeout_s=5)
+        link = await puller.connect(exporter.welcome(), timeout_s=30)
         for _ in range(2):
             await asyncio.sleep(0.4)
-            await puller.pull(link, exporter.issue("r", 0, 64, [3]), [2], 0, timeout_s=5)
+            await puller.pull(link, exporter.issue("r", 0, 64, [3]), [2], 0, timeout_s=30)
         await link.close()
         assert (pool.data[2] == exporter.pool.data[3]).all()
     assert (puller.statistics.pulls, puller.statistics.retried) == (2, 0)
@@ -169,9 +169,9 @@ async def test_idle_pullers_make_room_and_ask_again() -> None:
     async with tcp_exporter(PullLimits(max_connections=2)) as exporter:
         pool = make_pool(LARGE, 4)
         puller = Puller(pool, IDENTITY, host_id(), choose_kinds(["tcp"], pool))
-        links = [await puller.connect(exporter.welcome(), timeout_s=5) for _ in range(4)]
+        links = [await puller.connect(exporter.welcome(), timeout_s=30) for _ in range(4)]
         for link in links * 2:
-            await puller.pull(link, exporter.issue("r", 0, 64, [3]), [2], 0, timeout_s=5)
+            await puller.pull(link, exporter.issue("r", 0, 64, [3]), [2], 0, timeout_s=30)
         for link in links:
             await link.close()
         assert (puller.statistics.pulls, puller.statistics.retried) == (8, 0)
@@ -290,7 +290,7 @@ async def test_garbage_on_the_unix_socket() -> None:
                 except (BlockingIOError, ConnectionError):
                     continue
         puller = Puller(make_pool(LARGE, 4), IDENTITY, host_id())
-        link = await puller.connect(exporter.welcome(), timeout_s=5)
+        link = await puller.connect(exporter.welcome(), timeout_s=30)
         assert link.transport == "shm"
         await link.close()
         await puller.close()

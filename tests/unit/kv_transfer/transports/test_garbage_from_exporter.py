@@ -51,7 +51,7 @@ async def link_to(answer: Answer) -> AsyncIterator[tuple[Puller, Link, ExportedP
             ticket = pair.exporter.issue("r", 0, 8, [1, 2])
             offer = TransportOffer(name="tcp", endpoint=f"{host}:{port}")
             welcome = msgspec.structs.replace(pair.exporter.welcome(), offers=[offer])
-            link = await pair.puller.connect(welcome, timeout_s=5)
+            link = await pair.puller.connect(welcome, timeout_s=30)
             yield pair.puller, link, pair.destination, ticket
             await link.close()
         await asyncio.wait(serving)
@@ -93,7 +93,7 @@ async def test_an_exporter_that_talks_garbage(
 ) -> None:
     async with link_to(answering(*parts)) as (puller, link, _, ticket):
         with pytest.raises(error):
-            await puller.pull(link, ticket, [4, 5], 0, timeout_s=5)
+            await puller.pull(link, ticket, [4, 5], 0, timeout_s=30)
         assert puller.statistics.failed == 1
 
 
@@ -116,7 +116,7 @@ async def test_an_exporter_that_hangs_up_within_the_bytes() -> None:
 
     async with link_to(answer) as (puller, link, pool, ticket):
         with pytest.raises(PeerLost):
-            await puller.pull(link, ticket, [4, 5], 0, timeout_s=5)
+            await puller.pull(link, ticket, [4, 5], 0, timeout_s=30)
         assert not pool.data[5].any()
 
 

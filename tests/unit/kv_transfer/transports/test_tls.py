@@ -122,10 +122,10 @@ async def pull(exporter: Exporter, secured: NodeTls | None, endpoint: str = "") 
     pool = make_pool(LARGE, 4)
     puller = Puller(pool, IDENTITY, host_id(), choose_kinds(["tcp"], pool), tls=secured)
     try:
-        link = await puller.connect(welcome, timeout_s=5)
+        link = await puller.connect(welcome, timeout_s=30)
         try:
             ticket = exporter.issue("r", 0, LARGE.block_size, [3])
-            await puller.pull(link, ticket, [2], 0, timeout_s=5)
+            await puller.pull(link, ticket, [2], 0, timeout_s=30)
         finally:
             await link.close()
         return pool.data[2].tobytes()

@@ -95,7 +95,7 @@ async def driver(agents: Agents) -> AsyncIterator[UcxDriver]:
 
 
 async def until_posted(agent: FakeAgent, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(agent.posted) < count:
             await asyncio.sleep(0)
 
@@ -293,7 +293,7 @@ async def test_connecting_that_is_cancelled_leaves_nobody(agents: Agents) -> Non
 
     def make_slowly() -> FakeAgent:
         began.set()
-        assert go_on.wait(10)
+        assert go_on.wait(30)
         return agents()
 
     driver = UcxDriver(make_slowly, POOL)
@@ -362,7 +362,7 @@ async def test_scratch_that_was_cancelled_keeps_what_was_registered(agents: Agen
 
     def register_slowly(pad: np.ndarray) -> None:
         began.set()
-        assert go_on.wait(10)
+        assert go_on.wait(30)
         pads.append(weakref.ref(pad))
         register(pad)
 

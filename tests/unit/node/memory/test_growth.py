@@ -29,7 +29,7 @@ class Pool:
         self.may_go_on.set()
 
     def commit(self, first: int, end: int) -> bool:
-        assert self.may_go_on.wait(5.0)
+        assert self.may_go_on.wait(30.0)
         self.committed.append((first, end))
         if self.error is not None:
             raise self.error

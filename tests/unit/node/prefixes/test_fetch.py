@@ -24,7 +24,7 @@ from tests.unit.node.prefixes.prefix_nodes import (
     started,
     steps_take,
 )
-from tests.waits import until
+from tests.waits import WITHIN_S, leap, until
 
 
 @pytest.mark.parametrize(("here", "there"), [(4, 4), (4, 8), (8, 4), (4, 16), (3, 5)])
@@ -242,7 +242,7 @@ class ScriptedSource:
         puller: PrefixNode,
         source: PrefixNode,
         pull: PrefixPull = "always",
-        timeout_s: float = 0.2,
+        timeout_s: float = WITHIN_S,
     ) -> None:
         self._source = source
         self.hint = source.source_for(puller, 48)
@@ -335,6 +335,7 @@ async def test_nothing_is_held_after_an_end_in_any_phase(phase: str, how: str) -
             with pytest.raises(asyncio.CancelledError):
                 await task
         else:
+            leap(WITHIN_S)
             await task
             assert scripted.fetcher.statistics.timed_out == 1
         assert puller.pool.num_free == NUM_BLOCKS
@@ -349,7 +350,7 @@ async def test_no_source_is_waited_for_much_longer_than_computing_takes() -> Non
     async with started(puller, source):
         scripted = ScriptedSource(puller, source, "auto", timeout_s=3600)
         steps_take(puller, 0.05)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await scripted.fetcher.fetch(puller.prefix(), [scripted.hint])
         assert scripted.asked.is_set()
         assert scripted.fetcher.statistics.timed_out == 1
@@ -413,10 +414,13 @@ async def test_behind_a_source_that_hangs_the_next_one_is_asked() -> None:
         fetcher = made_fetcher(
             replace(puller.parts, sessions=sessions, puller=sessions),  # type: ignore[arg-type]
             "always",
-            timeout_s=0.6,
+            timeout_s=WITHIN_S,
         )
-        await fetcher.fetch(puller.prefix(), [hanging.hint, answering.hint])
-        assert hanging.asked.is_set()
+        hints = [hanging.hint, answering.hint]
+        fetching = asyncio.create_task(fetcher.fetch(puller.prefix(), hints))
+        await hanging.asked.wait()
+        leap(WITHIN_S / 2)
+        await fetching
         assert len(puller.pool.match_prefix(puller.prefix().hashes)) == 12
         statistics = fetcher.statistics
         assert (statistics.failed, statistics.replanned, statistics.timed_out) == (1, 1, 0)
@@ -426,11 +430,11 @@ async def test_behind_a_source_that_hangs_the_next_one_is_asked() -> None:
 async def test_who_waits_for_a_fetch_that_is_given_up_fetches(how: str) -> None:
     puller, source = PrefixNode("d"), PrefixNode("p")
     async with started(puller, source):
-        scripted = ScriptedSource(puller, source, timeout_s=60 if how == "cancel" else 0.05)
+        scripted = ScriptedSource(puller, source)
         fetcher = scripted.fetcher
         first = asyncio.create_task(fetcher.fetch(puller.prefix(), [scripted.hint]))
         await scripted.asked.wait()
-        fetcher._timeout_s = 60  # the others are more patient
+        fetcher._timeout_s = 3 * WITHIN_S  # the others are more patient
         others = [
             asyncio.create_task(fetcher.fetch(puller.prefix(), [scripted.hint])) for _ in range(2)
         ]
@@ -438,8 +442,10 @@ async def test_who_waits_for_a_fetch_that_is_given_up_fetches(how: str) -> None:
         scripted.asked.clear()
         if how == "cancel":
             first.cancel()
+        else:
+            leap(WITHIN_S)
         await asyncio.gather(first, return_exceptions=True)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await scripted.asked.wait()
             assert scripted.num_open == 1
             scripted.may_answer.set()

@@ -439,7 +439,7 @@ async def test_an_exporter_that_never_answers_is_given_up(pair: Pair) -> None:
     sessions = Sessions("d", "life-9", IDENTITY, pair.puller, SystemClock(), timeouts)
     told = r"x did not answer for 1\.6 s, though its host did"
     with socket.create_server(("127.0.0.1", 0)) as mute, pytest.raises(PeerLost, match=told):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await sessions.get(nobody_at(mute.getsockname()[1]))
 
 
@@ -456,7 +456,7 @@ async def test_a_host_that_never_answers_is_given_up_sooner(pair: Pair) -> None:
             with suppress(BlockingIOError):
                 caller.connect(("127.0.0.2", port))
         with pytest.raises(PeerLost, match=r"x did not answer for 0\.6 s$"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await sessions.get(nobody_at(port))
 
 
@@ -518,7 +518,7 @@ async def test_an_exporter_with_nothing_to_tell_is_not_lost(
 
     monkeypatch.setattr("pdserve.node.sessions.server.Pong", pong)
     session = await hasty_pair.sessions.get(hasty_pair.peer)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await is_patient.wait()
     assert hasty_pair.sessions.opened(hasty_pair.peer) is session
 

@@ -84,7 +84,7 @@ def site() -> Iterator[Site]:
 
 async def until(is_so: Callable[[], bool]) -> None:
     """A process is stopped, or goes on, a moment after its signal."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not is_so():
             await asyncio.sleep(0.001)
 

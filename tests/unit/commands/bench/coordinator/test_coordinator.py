@@ -70,7 +70,7 @@ def asked(num_output: int) -> Outcome:
 
 async def outcome_of(target: ChatTarget, num_output: int = 3) -> Outcome:
     outcome = asked(num_output)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await target.send(target.request("hello", num_output), outcome, time.perf_counter())
     return outcome
 

@@ -113,7 +113,7 @@ def test_they_do_not_outlive_who_started_them(end: signal.Signals) -> None:
         assert process.stdout is not None
         neighbour = os.pidfd_open(int(process.stdout.readline()))
         process.send_signal(end)
-        process.wait(10)
+        process.wait(30)
     try:
         assert wait_for_end(neighbour, 10.0)
     finally:

@@ -56,14 +56,18 @@ async def test_other_work_is_done_between_turns() -> None:
 
 async def test_a_rest_lasts_as_long_as_the_turn_took() -> None:
     readers = Readers(work_s=0.005)
+    asyncio.get_running_loop().time = readers.clock.now  # type: ignore[method-assign]
     readers.ask(*range(A_FEW))
     await turns_of_the_loop(5)
     readers.ask(99)  # its turn is 8 x 5 ms later
     await turns_of_the_loop(50)
     assert 99 not in readers.woken
-    async with asyncio.timeout(30):
-        while 99 not in readers.woken:
-            await asyncio.sleep(0.01)
+    readers.clock.advance(0.039)
+    await turns_of_the_loop(50)
+    assert 99 not in readers.woken
+    readers.clock.advance(0.001)
+    await turns_of_the_loop(50)
+    assert 99 in readers.woken
 
 
 async def test_a_turn_that_stalled_delays_the_next_one_by_little() -> None:

@@ -55,7 +55,7 @@ def unfinished_frame(num_bytes: int) -> bytes:
 
 
 async def reaches(api: Harness, num_bytes: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while api.server_context.bodies.num_bytes < num_bytes:
             await asyncio.sleep(0.001)
 
@@ -165,18 +165,18 @@ async def test_a_websocket_has_no_compression() -> None:
 
 async def test_frames_are_counted_before_they_are_a_message() -> None:
     async with served(max_buffered_bytes=2048 * KIB) as api:
-        async with connected(api) as client, asyncio.timeout(10):
+        async with connected(api) as client, asyncio.timeout(30):
             await socket_of(client, "")
             client.writer.write(unfinished_frame(1600 * KIB))
             await reaches(api, 800 * KIB)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while api.server_context.bodies.num_bytes:
                 await asyncio.sleep(0.001)
 
 
 async def test_a_websocket_without_room_is_told_so_and_closed(tenants: Tenants) -> None:
     async with served(tenants=tenants, max_buffered_bytes=128 * KIB) as api:
-        async with connected(api) as client, asyncio.timeout(10):
+        async with connected(api) as client, asyncio.timeout(30):
             await socket_of(client, "night")
             client.writer.write(unfinished_frame(256 * KIB))
             told = await client.read_until(b"buffers_full")
@@ -201,7 +201,7 @@ async def test_messages_give_back_what_they_held() -> None:
 @pytest.mark.parametrize("frame", [b"\x01\x80mask", b"\x81\x80mask", b"\x89\x80mask"])
 async def test_tiny_frames_are_counted_before_they_are_objects(frame: bytes) -> None:
     """Fragments, messages and pings of no bytes at all."""
-    async with served() as api, connected(api) as client, asyncio.timeout(10):
+    async with served() as api, connected(api) as client, asyncio.timeout(30):
         client.writer.write(HELLO.format(key="").encode() + frame * 40_000)
         assert b"buffers_full" in await client.read_until(b"buffers_full")
         assert api.server_context.bodies.num_bytes == 0
@@ -210,6 +210,6 @@ async def test_tiny_frames_are_counted_before_they_are_objects(frame: bytes) -> 
 async def ask(socket: aiohttp.ClientWebSocketResponse, num_bytes: int) -> None:
     whole = {"type": "response.create", "model": MODEL, "input": "Hi"}
     await socket.send_str(json.dumps(whole) + " " * num_bytes)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while (event := await socket.receive_json())["type"] != "response.completed":
             assert event["type"] != "error", event

@@ -221,7 +221,7 @@ def test_who_is_silent_has_a_place_but_not_for_long(run: Run, keys: Path) -> Non
         async with (
             served(https_dir=folder, max_connections=1, handshake_timeout_s=1.0) as api,
             connected(api) as silent,
-            asyncio.timeout(10),
+            asyncio.timeout(30),
         ):
             with pytest.raises(ClusterError):
                 await is_well(api, of(keys / "ours"))
