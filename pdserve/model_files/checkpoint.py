@@ -135,17 +135,24 @@ def resolve_checkpoint(
             return _local_checkpoint(path.resolve(), with_weights)
         refuse_unless_served(recognise(path))
         return _local_gguf(path.parent.resolve() / path.name, with_weights)
-    hub_id, _, file = model.partition(":")
-    if file.endswith(".gguf") and hub_id.count("/") == 1:
-        return _hub_gguf(hub_id, file, revision)
-    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+    if not is_of_hub(model):
         raise ConfigError(f"there is no directory {model}{meant_model(model)}")
+    hub_id, _, file = model.partition(":")
+    if file:
+        return _hub_gguf(hub_id, file, revision)
     from pdserve.model_files.hub import download  # slow to import, and only hub models need it
 
     files = _SMALL_FILES + (_WEIGHT_FILES if with_weights else [])
     snapshot = download(model, revision, files)
     _check_files(snapshot, with_weights)
     return Checkpoint(path=snapshot, model_id=model, revision=snapshot.name)
+
+
+def is_of_hub(model: str) -> bool:
+    """Whether a model of the hub may be meant, if nothing here is named so."""
+    name, _, file = model.partition(":")
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
+    return not is_path and (not file or file.endswith(".gguf")) and "://" not in model
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -29,6 +29,7 @@ RUNBOOK = (ROOT / "docs/RUNBOOK.md").read_text()
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUERIES = [*recorded(), *alerts(), *panels()]
 SUFFIXES = ("", "_total", "_bucket", "_sum", "_count")
+_SUFFIX = r"_(total|bucket|sum|count)$"
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,15 @@ def test_documents_name_what_there_is(document: Path, samples: dict[str, set[str
         known = [samples[f"{name}{suffix}"] for suffix in SUFFIXES if f"{name}{suffix}" in samples]
         assert known, f"nothing exposes {name}"
         assert {label.strip() for label in labels.split(",") if label} <= set.union(*known), name
+
+
+def test_whatever_is_exposed_is_shown(samples: dict[str, set[str]]) -> None:
+    """By a panel, a rule or a document: a figure that nobody looks at is not worth its scrape."""
+    texts = [query.text for query in QUERIES] + [document.read_text() for document in DOCUMENTS]
+    named = set(re.findall(r"\bpdserve_\w+[a-z]\b", "\n".join(texts)))
+    stems = {re.sub(_SUFFIX, "", name) for name in named}
+    exposed_here = {name for name in samples if name.startswith("pdserve_")}
+    assert {name for name in exposed_here if re.sub(_SUFFIX, "", name) not in stems} == set()
 
 
 def test_every_alert_has_its_section_and_every_section_its_alert() -> None:

@@ -103,6 +103,11 @@ class ClusterConfig(ConfigStruct, frozen=True):
                 "engine.prefill_quantization is for mode disaggregated: with mode "
                 f"{self.mode} nodes compute prompts and answers"
             )
+        if self.autoscale and (self.prefill is not None or self.decode != 1):
+            raise ValueError(
+                f"autoscale: {self.autoscale!r} says how many nodes each pool has: leave prefill "
+                "and decode out"
+            )
         if self.models:
             self._check_models()
         if self.mode == "multiplexed":

@@ -103,7 +103,7 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> int:
     from pdserve.engine.ranks.shard import check_ranks
     from pdserve.engine.ranks.sizes import Parallelism
     from pdserve.engine.weights.codings import stored_codings
-    from pdserve.model_files.checkpoint import resolve_checkpoint
+    from pdserve.model_files.checkpoint import is_of_hub, resolve_checkpoint
     from pdserve.model_files.sampling_defaults import sampling_defaults
     from pdserve.model_files.tokenizer import check_tokenizer
     from pdserve.node.start.precision import engine_of
@@ -112,7 +112,7 @@ def _check_model(config: ClusterConfig, num_gpus: int, say: Say) -> int:
 
     named, engine = config.checkpoint, config.engine
     is_here = not named.model or Path(named.model).expanduser().exists()
-    if not is_here:
+    if not is_here and is_of_hub(named.model):
         say(f"looking for {named.model} on the hub, or in its cache")
     checkpoint = resolve_checkpoint(
         named.model or str(CHECKPOINT_PATH), named.revision, with_weights=is_here
