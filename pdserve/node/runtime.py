@@ -217,7 +217,8 @@ class Node:
             await parts.exporter.start(host, config.advertise, config.kv_port)
             metrics_port = await self._metrics_server.start(host, config.metrics_port)
         except OSError as error:
-            raise config_error(f"cannot listen on {host}: {error}", error) from error
+            what = f"cannot listen on {host}, at kv_port or metrics_port: {error}"
+            raise config_error(what, error) from error
         reached = config.advertise or host
         port = await self._server.start(host, config.port)
         in_clear = IN_CLEAR & {reach.name for reach in parts.exporter.reaches}

@@ -33,7 +33,15 @@ def load_config(struct: type[C], path: Path | None, overrides: dict[str, Any]) -
     try:
         return msgspec.convert(_merged(values, overrides), struct)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path or 'flags'}: {error}") from error
+        raise ConfigError(_told(error, path)) from error
+
+
+def _told(error: msgspec.ValidationError, path: Path | None) -> str:
+    """What was wrong, behind the names of the file and of the setting, where these are known."""
+    said, _, place = str(error).partition(" - at `$.")
+    # What contradicts another setting was found by a section, and names both already.
+    setting = "" if isinstance(error.__cause__, ValueError) else place.removesuffix("`")
+    return ": ".join([*([str(path)] if path else []), *([setting] if setting else []), said])
 
 
 def read_file(struct: type[ConfigStruct], path: Path | None) -> dict[str, Any]:

@@ -61,5 +61,5 @@ def test_what_cannot_be_dialled_is_refused_with_an_example(address: str) -> None
 def test_a_node_config_with_such_an_address_is_refused(
     values: dict[str, object], complaint: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"flags: .*{complaint}"):
+    with pytest.raises(ConfigError, match=complaint):
         load_config(NodeConfig, None, values)

@@ -62,6 +62,12 @@ class _Write:
     items: Sequence[PackedItem] = ()  # of a conversation; those of a response are in its entry
 
 
+def _reason(error: sqlite3.Error | OSError) -> str:
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+        return "another coordinator has it, which serves this model at this port"
+    return str(error)
+
+
 class StoreFile(Backing):
     """One file, which no other coordinator can open meanwhile."""
 
@@ -81,7 +87,7 @@ class StoreFile(Backing):
             self._is_prepared = self._has_prepared()
         except (sqlite3.Error, OSError) as error:
             raise config_error(
-                f"cannot keep stored responses in {path}: {error}; name another file with "
+                f"cannot keep stored responses in {path}: {_reason(error)}; name another file with "
                 "`answers.store`, or 'memory' to keep them in memory",
                 error,
             ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 CA_KEY_FILE = "ca.key"
 _CA_DAYS = 3650
+_DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 def run(directory: Path, role: Role, hosts: Sequence[str], days: int) -> int:
@@ -28,12 +30,15 @@ def run(directory: Path, role: Role, hosts: Sequence[str], days: int) -> int:
     Run again, it renews the certificate under the same CA.
 
     Raises:
-        ConfigError: `cryptography` is not installed, or files cannot be read or written.
+        ConfigError: `cryptography` is not installed, files cannot be read or written, or a host or
+            the days are none.
     """
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"this needs an extra: {how_to_install('certs')}") from error
+    if days < 1:
+        raise ConfigError(f"--days {days}: a certificate is valid for a day at least")
     try:
         made = make(directory, role, hosts, datetime.timedelta(days=days))
     except (OSError, ValueError) as error:
@@ -157,6 +162,8 @@ def _name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not _DNS_NAME.fullmatch(host):
+            raise ValueError(f"--host {host!r} is neither a name nor an IP address") from None
         return x509.DNSName(host)
 
 

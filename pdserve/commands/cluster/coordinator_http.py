@@ -55,6 +55,8 @@ def not_reached(url: str, error: Exception) -> ClusterError:
     import aiohttp
 
     if isinstance(error, aiohttp.ClientSSLError):
+        if "WRONG_VERSION_NUMBER" in str(error):  # an answer in clear text
+            return ClusterError(f"no HTTPS at {url}: write http:// if it has no certificate")
         return ClusterError(
             f"no coordinator to be trusted at {url}: {error} (--ca or SSL_CERT_FILE names the file "
             "with the certificate of its CA)"

@@ -238,3 +238,14 @@ def test_made_certificates_are_as_strict_verifiers_want_them(keys: Path) -> None
             end.do_handshake()
     assert ends[0].version() == "TLSv1.3"
     assert ends[0].getpeercert()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "days", "said"),
+    [(["a host"], 90, "'a host' is neither a name"), ([], 0, "--days 0: a certificate is valid")],
+)
+def test_certificates_of_no_host_and_no_day_are_refused(
+    tmp_path: Path, hosts: list[str], days: int, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(tmp_path, "node", hosts, days)

@@ -6,7 +6,7 @@ A node would say the same, but after it has loaded its modules, and beside the o
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.settings.config import CheckpointConfig, EngineConfig
 from pdserve.settings.models import SharedNodes, read_models
 from pdserve.settings.speculation import draft_model
+from pdserve.settings.values import parse_adapters
 from pdserve.shared.addresses import loopback
 from pdserve.shared.errors import ConfigError, ModelError, PdserveError
 
@@ -37,6 +38,7 @@ def check_cluster(config: ClusterConfig, machine: Machine, say: Say) -> None:
     if config.on:  # the model and the devices are on other machines
         return
     _check_device(config.engine, machine.num_gpus)
+    _check_adapters(config.checkpoint.adapters)
     if not config.models:
         _check_model(config, machine.num_gpus, say)
         return
@@ -53,6 +55,14 @@ def check_cluster(config: ClusterConfig, machine: Machine, say: Say) -> None:
         except PdserveError as error:
             raise type(error)(f"{config.models}: models.{name}: {error}") from error
     _check_places(config.models, file.shared, needed, place_memory(config, cluster_nodes(config)))
+
+
+def _check_adapters(adapters: Sequence[str]) -> None:
+    """Raises AdapterRefused: a folder has no adapter that is served."""
+    from pdserve.engine.adapters.config import read_config
+
+    for folder in parse_adapters(adapters).values():
+        read_config(Path(folder))
 
 
 def _check_places(file: str, shared: SharedNodes, needed: Mapping[str, int], memory: int) -> None:

@@ -20,7 +20,13 @@ from pdserve.model_files.coding import Coding
 from pdserve.node.start.sizing import check_memory
 from pdserve.settings.config import EngineConfig
 from pdserve.settings.file import load_config
-from pdserve.shared.errors import ConfigError, KvBudgetTooSmall, ModelError, TokenizerError
+from pdserve.shared.errors import (
+    AdapterRefused,
+    ConfigError,
+    KvBudgetTooSmall,
+    ModelError,
+    TokenizerError,
+)
 from pdserve.shared.process.may_pass import NotNow
 
 GIB = 1 << 30
@@ -42,6 +48,11 @@ def test_what_would_start_passes():
     ("sections", "error", "said"),
     [
         ({"checkpoint": {"model": "./nowhere"}}, ConfigError, "there is no directory ./nowhere"),
+        (
+            {"checkpoint": {"adapters": ["a=/nowhere"]}},
+            AdapterRefused,
+            "/nowhere/adapter_config.json cannot be read",
+        ),
         ({"engine": {"device": "cuda"}}, ConfigError, '"cuda": this machine has no usable GPU'),
         ({"engine": {"device": "gpu"}}, ConfigError, "none of auto, cpu, cuda"),
         ({"engine": {"max_model_len": 999_999}}, ConfigError, "more than the model's own"),
@@ -51,6 +62,7 @@ def test_what_would_start_passes():
         ({"engine": {"kv_memory": "1KiB"}}, KvBudgetTooSmall, "raise the budget or lower"),
         ({"engine": {"tensor_parallel": 7}}, ConfigError, "tensor_parallel 7: "),
         ({"mode": "colocated", "prefill": 2}, ConfigError, "leave --prefill out"),
+        ({"autoscale": "1:2", "prefill": 3}, ConfigError, "leave prefill and decode out"),
         (
             {"mode": "colocated", "routing": {"rebalance": True}},
             ConfigError,
@@ -66,6 +78,19 @@ def test_what_would_start_passes():
 def test_what_would_not_start_is_refused(sections, error, said):
     with pytest.raises(error, match=said):
         check(**sections)
+
+
+def test_only_what_may_be_there_is_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreached(*given: object) -> None:
+        raise NotNow("the hub cannot be reached")
+
+    monkeypatch.setattr("pdserve.model_files.hub.download", unreached)
+    said: list[str] = []
+    for model, error in (("/no/where", ConfigError), ("org/name", NotNow)):
+        config = load_config(ClusterConfig, None, {"checkpoint": {"model": model}})
+        with pytest.raises(error):
+            check_cluster(config, Machine([0, 1], 0), said.append)
+    assert said == ["looking for org/name on the hub, or in its cache"]
 
 
 def test_a_hub_that_is_not_reached_may_be_later_for_one_of_several_models_too(

@@ -190,7 +190,7 @@ async def test_a_write_that_fails_is_told_and_made_up_for(
 
 async def test_two_coordinators_cannot_have_one_file(path: Path) -> None:
     store = reopened(path)
-    with pytest.raises(ConfigError, match=r"locked; name another file with `answers\.store`"):
+    with pytest.raises(ConfigError, match=r"another coordinator has it, .*name another file"):
         StoreFile(path, busy_s=0.05)
     await store.close()
 

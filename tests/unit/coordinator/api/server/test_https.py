@@ -179,6 +179,13 @@ async def test_the_environment_names_a_ca_too(keys: Path) -> None:
     assert b"no node is attached" in said
 
 
+async def test_a_server_without_https_is_said_to_have_none() -> None:
+    async with served() as api:
+        secure = api.server.url.replace("http:", "https:")
+        with pytest.raises(ClusterError, match=r"no HTTPS at https://.*: write http://"):
+            await request("GET", secure, "/health", timeout_s=10)
+
+
 async def test_plain_http_is_not_answered(keys: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with served(https_dir=keys / "ours/coordinator") as api:
         plain = api.server.url.replace("https:", "http:")
