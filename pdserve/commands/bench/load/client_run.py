@@ -33,8 +33,8 @@ class Run:
 class Timer:
     """The times of a run that is under way."""
 
-    start_s: float = field(default_factory=time.perf_counter)
-    start_cpu_s: float = field(default_factory=time.process_time)
+    start_s: float
+    start_cpu_s: float
     lags_s: list[float] = field(default_factory=list)  # grows meanwhile
 
     def run_of(self, outcomes: list[Outcome]) -> Run:
@@ -47,7 +47,7 @@ class Timer:
 async def timed() -> AsyncIterator[Timer]:
     """Yield a timer that runs until the end."""
     with without_garbage_collection():
-        timer = Timer()
+        timer = Timer(time.perf_counter(), time.process_time())
         ticking = asyncio.create_task(_tick(timer.lags_s))
         try:
             yield timer

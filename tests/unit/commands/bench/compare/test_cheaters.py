@@ -32,6 +32,7 @@ from tests.fakes.server import (
     token,
 )
 from tests.matrix import matrix
+from tests.unit.commands.bench.idle_machine import on_an_idle_machine
 
 TTFT_S, TPOT_S = 0.8, 0.02
 LENGTHS = 0.4  # factor: answers of 40 tokens
@@ -219,6 +220,7 @@ def modes_of(report: CompareReport) -> tuple[ModeReport, ModeReport]:
         1,
     ),
 )
+@on_an_idle_machine
 async def test_a_cheat_is_exposed(cheat: Answer, words: list[str], is_beaten: bool) -> None:
     report = await compared(at_a_rate(cheat))
     _, exposed = modes_of(report)
@@ -230,6 +232,7 @@ async def test_a_cheat_is_exposed(cheat: Answer, words: list[str], is_beaten: bo
         assert "honest keeps the promise; cheat at no rate that was measured" in text
 
 
+@on_an_idle_machine
 async def test_who_drops_requests_while_idle_is_left_out_with_the_reason() -> None:
     report = await compared(dropping(2))
     assert [mode.mode for mode in report.modes] == ["honest"]
@@ -239,6 +242,7 @@ async def test_who_drops_requests_while_idle_is_left_out_with_the_reason() -> No
 
 
 @pytest.mark.long
+@on_an_idle_machine
 async def test_whoever_keeps_answers_gains_nothing() -> None:
     """Every run has prompts of its own."""
     caching = Caching()

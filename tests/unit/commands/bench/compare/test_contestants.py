@@ -20,6 +20,7 @@ from pdserve.commands.bench.load.slo_score import score
 from pdserve.commands.bench.serve.backend import parse_backends
 from pdserve.shared.errors import ClusterError, ConfigError
 from tests.fakes.server import Body, FakeServer, end, stream, timed, token
+from tests.unit.commands.bench.idle_machine import on_an_idle_machine
 
 PROMISE = Promise(ttft_s=0.5, tpot_s=0.02)
 
@@ -108,6 +109,7 @@ async def all_at_the_end(request: web.Request, body: Body) -> web.StreamResponse
     return response
 
 
+@on_an_idle_machine
 async def test_bursts_are_seen_though_their_mean_is_in_time() -> None:
     tight = Promise(ttft_s=0.2, tpot_s=PROMISE.tpot_s)
     scored = score(await measured(all_at_the_end, 40), tight, 0.9)
@@ -115,6 +117,7 @@ async def test_bursts_are_seen_though_their_mean_is_in_time() -> None:
     assert scored.tokens_in_time < 0.5
 
 
+@on_an_idle_machine
 async def test_late_but_fast_is_late() -> None:
     async def late(request: web.Request, body: Body) -> web.StreamResponse:
         await asyncio.sleep(0.2)

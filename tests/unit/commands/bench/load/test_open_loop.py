@@ -26,6 +26,7 @@ from tests.fakes.server import (
     timed,
     token,
 )
+from tests.unit.commands.bench.idle_machine import on_an_idle_machine
 
 DRAIN_S = 20.0
 
@@ -167,6 +168,7 @@ async def test_requests_go_out_though_none_before_them_was_answered() -> None:
         assert outcome.ttft_s >= 0.19 - outcome.due_s  # so the first one has waited longest
 
 
+@on_an_idle_machine
 async def test_what_still_runs_in_the_end_is_unfinished() -> None:
     hung_up = asyncio.Event()
 

@@ -15,6 +15,7 @@ from pdserve.commands.bench.load.traces import TraceRow
 from pdserve.commands.bench.load.workload import TimedRequest, TraceWorkload
 from pdserve.shared.errors import ConfigError
 from tests.fakes.server import Body, FakeServer, answer_all
+from tests.unit.commands.bench.idle_machine import on_an_idle_machine
 
 CHAT = [
     TraceRow(0.0, 70, 8, (0, 1), 64),
@@ -73,6 +74,7 @@ def test_runs_are_long_enough_for_sessions_to_end_in_them() -> None:
         made_up("agents", 2000, 4.0, seed=0)  # type: ignore[arg-type]
 
 
+@on_an_idle_machine
 async def test_a_follower_is_sent_when_its_user_has_thought() -> None:
     """Answers take 0.4 s; the second request is due 0.1 s after the end of the first one."""
 

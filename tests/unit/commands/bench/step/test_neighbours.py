@@ -115,7 +115,7 @@ def test_they_do_not_outlive_who_started_them(end: signal.Signals) -> None:
         process.send_signal(end)
         process.wait(30)
     try:
-        assert wait_for_end(neighbour, 10.0)
+        assert wait_for_end(neighbour, 30.0)
     finally:
         os.close(neighbour)
 
