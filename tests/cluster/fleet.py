@@ -287,7 +287,7 @@ async def assert_free(metrics_addresses: Iterable[str], within_s: float = SETTLE
 
 async def read_gauges(metrics_address: str) -> dict[str, float]:
     """The metrics without labels of the node at that address."""
-    timeout = aiohttp.ClientTimeout(total=5.0)
+    timeout = aiohttp.ClientTimeout(total=HEARD_S)
     async with (
         aiohttp.ClientSession(timeout=timeout) as session,
         session.get(f"http://{metrics_address}/metrics") as response,

@@ -25,7 +25,8 @@ from tests.cluster.client import MODEL, Client
 from tests.cluster.fleet import Fleet
 from tests.matrix import matrix
 
-SERVED_S = 20.0  # a request in the midst of it all
+SERVED_S = 60.0  # a request in the midst of it all
+TAKES_S = 2.0  # who reads it, another piece of garbage
 _NOISE = random.Random(7)
 
 GARBAGE: dict[str, bytes] = {
@@ -57,10 +58,12 @@ def listening(pid: int) -> list[tuple[str, int] | str]:
 def connect(address: tuple[str, int] | str) -> socket.socket:
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX)
-        sock.settimeout(2.0)
+        sock.settimeout(SERVED_S)
         sock.connect("\0" + address.removeprefix("@"))
-        return sock
-    return socket.create_connection(address, timeout=2.0)
+    else:
+        sock = socket.create_connection(address, SERVED_S)
+    sock.settimeout(TAKES_S)
+    return sock
 
 
 def say(sock: socket.socket, garbage: bytes) -> None:

@@ -17,7 +17,8 @@ from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config
 
-BACK_S = 15.0  # until a process of this model has started, however busy the machine is
+BACK_S = 60.0  # until a process of this model has started, however busy the machine is
+LIVENESS_S = 2 * BACK_S
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Kept:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def kept(tiny_checkpoint: Path) -> AsyncIterator[Kept]:
-    config = fleet_config(tiny_checkpoint, timeouts={"resume_s": 0.1})
+    config = fleet_config(tiny_checkpoint, timeouts={"resume_s": 0.1, "liveness_s": LIVENESS_S})
     kept = Kept(Fleet(config, restarts=True))
     restarts = Restarts(kept.fleet, kept.said.put_nowait)
     try:
@@ -53,7 +54,7 @@ async def kept(tiny_checkpoint: Path) -> AsyncIterator[Kept]:
     ],
 )
 async def test_it_is_back_under_its_name(kept: Kept, names: tuple[str, ...]) -> None:
-    """Its id is free at once: members are silent for half a minute before they count as lost."""
+    """Its id is free at once: members are silent for two minutes before they count as lost."""
     fleet, url = kept.fleet, kept.fleet.url
     pids = {name: fleet.pid(name) for name in names}
     for name in names:

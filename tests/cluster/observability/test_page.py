@@ -20,7 +20,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="needs Debian's packages chromium and chromium-driver"
 )
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 ARGUMENTS = (
     "--headless",
     "--no-sandbox",
