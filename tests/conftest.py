@@ -28,14 +28,14 @@ if not any(sign.exists() for sign in GPU_SIGNS):
 
 # On a busy machine any example can take longer than hypothesis's deadline of 200 ms.
 settings.register_profile("many", settings.default, deadline=None)
-settings.register_profile("few", settings.default, deadline=None, max_examples=15)
+settings.register_profile("few", settings.default, deadline=None, max_examples=15, derandomize=True)
 settings.load_profile("many")
 
 MAX_INFLIGHT = 64  # requests that the shared cluster takes
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """`make test` tries fewer examples than `make test-long` where a test does not say how many."""
+    """`make test` tries fewer examples than `make test-long`, and the same each time."""
     if config.option.markexpr == "not long":
         settings.load_profile("few")
 

@@ -16,11 +16,17 @@ from tests.matrix import matrix
 from tests.unit.kv_transfer.pairs import BY_DEFAULT, SMALL, Pair, open_pair
 
 
-async def held() -> tuple[int, int]:
-    """(open descriptors, threads)."""
-    await asyncio.sleep(0)  # the loop itself holds the task whose end has woken us
-    gc.collect()
-    return len(os.listdir("/proc/self/fd")), threading.active_count()
+class Held:
+    """What this process holds: open descriptors, threads. Those of other tests may end any time."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        self.fds, self.threads = set(os.listdir("/proc/self/fd")), set(threading.enumerate())
+
+    async def assert_no_more(self) -> None:
+        await asyncio.sleep(0)  # the loop itself holds the task whose end has woken us
+        now = Held()
+        assert (now.fds - self.fds, now.threads - self.threads) == (set(), set())
 
 
 async def pull_in_every_way(pair: Pair, rounds: int) -> None:
@@ -49,21 +55,21 @@ async def test_pulls_leave_no_descriptors_and_no_threads(
 ) -> None:
     if in_threads:
         monkeypatch.setattr(threads, "INLINE_BYTES", -1)
-    before = await held()
+    before = Held()
     async with open_pair(kind, SMALL) as pair:
         await pull_in_every_way(pair, 100)
-        during = await held()
+        during = Held()
         await pull_in_every_way(pair, 300)
-        fds, num_threads = await held()
-        assert fds <= during[0] + 2  # connections that wait for the next pull
-        assert num_threads <= during[1] + 4
+        now = Held()
+        assert len(now.fds - during.fds) <= 2  # connections that wait for the next pull
+        assert len(now.threads - during.threads) <= 4
     del pair  # holds the pools' mappings
-    assert await held() == before
+    await before.assert_no_more()
 
 
 @pytest.mark.parametrize("kind", BY_DEFAULT)
 async def test_closed_pairs_leave_no_descriptors_and_no_threads(kind: str) -> None:
-    before = await held()
+    before = Held()
     for _ in range(6):
         async with open_pair(kind, SMALL) as pair:
             links = [await pair.puller.connect(pair.exporter.welcome(), 30) for _ in range(5)]
@@ -71,4 +77,4 @@ async def test_closed_pairs_leave_no_descriptors_and_no_threads(kind: str) -> No
             for link in links:
                 await link.close()
     del pair  # holds the pools' mappings
-    assert await held() == before
+    await before.assert_no_more()
