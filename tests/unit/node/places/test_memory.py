@@ -82,7 +82,7 @@ async def test_cached_blocks_of_one_make_room_for_requests_of_the_other(path: st
         assert two.pool.num_within_reach == NUM_BLOCKS - 8, "all but the other's floor"
         assert two.pool.want(30) == 0
         await until(lambda: two.pool.want(30))
-        assert two.told.is_set()
+        await until(two.told.is_set)
         assert two.pool.num_free >= 30
         assert one.resident <= NUM_BLOCKS - 30 - one.pool.num_used
         assert one.resident == NUM_BLOCKS - len(one.pool._lent)
