@@ -10,6 +10,7 @@
 #include "tensor_view.h"
 #include "threads/core_split.h"
 #include "threads/thread_pool.h"
+#include "threads/watchdog.h"
 
 namespace nb = nanobind;
 
@@ -117,6 +118,30 @@ void bind_core_share(nb::module_& m) {
             ThreadPool::own(std::move(share));
         },
         nb::arg("share").none(), "Have kernel calls of this thread use workers of their own.");
+}
+
+void bind_watchdog(nb::module_& m) {
+    using namespace nb::literals;
+    nb::class_<StillTime>(m, "StillTime", "For how long a thread has stood still.")
+        .def(nb::init<double>(), "tick_s"_a)
+        .def(
+            "look",
+            [](StillTime& self, double now_s, double ran_s, uint64_t num_done, bool may_stand) {
+                return self.look(now_s, {ran_s, num_done, may_stand});
+            },
+            "now_s"_a, "ran_s"_a, "num_done"_a, "may_stand"_a);
+    nb::class_<Watchdog>(m, "Watchdog", "Finds a thread that stands still.")
+        .def(nb::init<pid_t, clockid_t>(), "thread"_a, "clock"_a)
+        .def("expect", &Watchdog::expect)
+        .def("done", &Watchdog::done)
+        .def(
+            "start",
+            [](Watchdog& self, double tick_s, double limit_s, int exit_code, int signum) {
+                self.start(tick_s, {limit_s, exit_code, signum});
+            },
+            "tick_s"_a, "limit_s"_a, "exit_code"_a, "signum"_a)
+        .def("stop", &Watchdog::stop)
+        .def_prop_ro("still_s", &Watchdog::still_s);
 }
 
 }  // namespace pdserve

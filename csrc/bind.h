@@ -14,5 +14,6 @@ Variant variant_from(const char* name);
 void bind_cpu(nanobind::module_& m);
 void bind_threads(nanobind::module_& m);
 void bind_core_share(nanobind::module_& m);
+void bind_watchdog(nanobind::module_& m);
 
 }  // namespace pdserve

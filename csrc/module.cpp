@@ -31,6 +31,7 @@ NB_MODULE(_native, m) {
     pdserve::bind_cpu(m);
     pdserve::bind_threads(m);
     pdserve::bind_core_share(m);
+    pdserve::bind_watchdog(m);
     pdserve::bind_attention(m);
     pdserve::bind_row_codes(m);
     pdserve::bind_linear(m);

@@ -77,6 +77,57 @@ def use_core_share(share: CoreShare | None) -> None:
     process's workers again.
     """
 
+class StillTime:
+    """For how long a thread has stood still, counted in ticks that came in time."""
+
+    def __init__(self, tick_s: float) -> None:
+        """Raises ValueError: it is not positive."""
+
+    def look(self, now_s: float, ran_s: float, num_done: int, may_stand: bool) -> float:
+        """Look once, about every tick; return seconds.
+
+        Args:
+            now_s: any clock.
+            ran_s: processor time that the thread has used.
+            num_done: of what it had to do.
+            may_stand: it has nothing to do, or waits for a core.
+        """
+
+class Watchdog:
+    """Finds a thread of this process that stands still, though it has something to do.
+
+    It looks from a thread that needs no interpreter, whose lock the other one may hold.
+    """
+
+    def __init__(self, thread: int, clock: int) -> None:
+        """Of the thread with this native id, and the clock of its processor time.
+
+        The thread must not end before `stop`.
+        """
+
+    def expect(self) -> None:
+        """The thread has one thing more to do."""
+
+    def done(self) -> None:
+        """It has done one of them."""
+
+    def start(self, tick_s: float, limit_s: float, exit_code: int, signum: int) -> None:
+        """Look every `tick_s`, and end the process if the thread stands still for longer than that.
+
+        Before, this is told on stderr, and the watchdog's thread raises `signum` (0: none).
+
+        Raises:
+            RuntimeError: it does already.
+            ValueError: `tick_s` is not positive.
+        """
+
+    def stop(self) -> None:
+        """Look no more; nothing happens if it does not."""
+
+    @property
+    def still_s(self) -> float:
+        """For how long the thread has stood still, as of the last look."""
+
 def paged_attention(
     query: Tensor,  # [num_tokens, num_heads, head_dim] float32 or bfloat16, strided but the last
     kv_pool: Tensor,  # [num_blocks, num_layers, num_planes, num_kv_heads, block_size, head_dim]

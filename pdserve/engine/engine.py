@@ -181,10 +181,10 @@ class Engine(StepEnds):
         return self._thread is not None and self._thread.is_alive
 
     @property
-    def thread_ran_s(self) -> float:
-        """Processor time that its thread, which has to be there, has used, in seconds."""
+    def thread(self) -> StepThread:
+        """The thread that computes steps, which has to be there."""
         assert self._thread is not None
-        return self._thread.ran_s
+        return self._thread
 
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Call a function in the thread that computes steps, before the first or between two.

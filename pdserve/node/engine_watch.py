@@ -1,19 +1,24 @@
 """Finds out that a node's engine has died or is stuck, which nobody else would say.
 
-A step is stuck when it has run for many times as long as predicted, or when its thread uses no
-processor time. As in `pdserve.wire.patience`, only time in which this process ran is counted: in
-ticks that came in time. So neither a process that was stopped nor a machine that was too busy to
-tick makes a step seem long.
+It is stuck when a step has run for many times as long as predicted, or when its thread stands still
+though it has something to do. As in `pdserve.wire.patience`, only time in which this process ran is
+counted: in ticks that came in time. So neither a process that was stopped nor a machine that was
+too busy to tick makes a step seem long.
+
+A thread that stands still may hold the interpreter's lock, and then nothing here runs. So native
+code looks (`csrc/threads/watchdog.h`), and ends the process if nothing here has done it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import faulthandler
+import signal
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from pdserve._native import Watchdog
 from pdserve.engine.engine import Engine
 from pdserve.engine.interface import shape_of
 from pdserve.engine.prompt_results.results import is_scored
@@ -22,16 +27,19 @@ from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import Sickness
 from pdserve.shared.clock import Clock
 from pdserve.shared.errors import NodeSick
+from pdserve.shared.process.exit_codes import SICK
 
 T = TypeVar("T")
 
 TICK_S = 0.25
 FACTOR = 10.0  # of the predicted time: a machine shared with others may be several times as slow
-FLOOR_S = 5.0  # added to it, for what no profile knows; and for a thread that does not run
+FLOOR_S = 5.0  # added to it, for what no profile knows; and for a thread that stands still
+SILENT_S = 1.0  # later, native code ends a process whose interpreter has not done it
 # The same where predictions are a guess that has not been tried yet, where prompts are scored (what
 # no profile has measured), and on GPUs, where a step compiles the kernels that are needed for the
 # first time in it.
 LONG_FLOOR_S = 60.0
+_WRITE_STACKS = signal.SIGRTMIN  # of no other use: has the process write where its threads are
 
 
 @dataclass(slots=True)
@@ -40,8 +48,6 @@ class _Step:
 
     rows: Sequence[Scheduled] | None = None
     lasts_s: float = 0.0  # since it was first seen
-    thread_ran_s: float = 0.0  # its thread's processor time
-    still_s: float = 0.0  # for how long that has been so
 
 
 class EngineWatch:
@@ -73,8 +79,12 @@ class EngineWatch:
         self._clock = clock
         self._compiles = compiles
         self._lost_rank = lost_rank
-        self._waits = compiles or lost_rank is not None  # a thread does, for others that compute
         self._due_s = clock.now() + TICK_S
+        if compiles or lost_rank is not None:
+            return  # threads stand still, for others that compute
+        faulthandler.register(_WRITE_STACKS)
+        for engine in engines:
+            engine.thread.watchdog.start(TICK_S, FLOOR_S + SILENT_S, SICK, _WRITE_STACKS)
 
     async def until(self, *events: Coroutine[Any, Any, object]) -> None:
         """Wait for the first of these events.
@@ -108,28 +118,31 @@ class EngineWatch:
         for engine, seen in self._steps.items():
             if not engine.has_thread:
                 raise NodeSick(f"{Sickness.ENGINE_DEAD}: the thread that computes steps has ended")
+            self._check_thread(engine.thread.watchdog)
             step = engine.step
             if step is not seen.rows:
                 self._steps[engine] = _Step(step)
             elif step is not None and in_time:
                 seen.lasts_s += TICK_S
-                if not self._waits:
-                    self._check_thread(seen, step, engine.thread_ran_s)
                 self._check_time(step, seen.lasts_s)
 
-    def _check_thread(self, seen: _Step, step: Sequence[Scheduled], thread_ran_s: float) -> None:
-        """However long a step may take, it computes; also on a busy machine."""
-        seen.still_s = seen.still_s + TICK_S if thread_ran_s == seen.thread_ran_s else 0.0
-        seen.thread_ran_s = thread_ran_s
-        if seen.still_s > FLOOR_S:
-            raise _stuck(step, seen.lasts_s, f"its thread has not run for {seen.still_s:.1f} s")
+    def _check_thread(self, watchdog: Watchdog) -> None:
+        """However long it may take, a thread with something to do runs; also on a busy machine."""
+        if (still_s := watchdog.still_s) > FLOOR_S:
+            watchdog.stop()  # who hears of it ends the process, and tells others first
+            raise _stuck(
+                f"its thread has not run for {still_s:.1f} s, though it has something to do"
+            )
 
     def _check_time(self, step: Sequence[Scheduled], lasts_s: float) -> None:
         shape = shape_of(step)
         predicted_s = self._perf.step_s(shape)
         is_known = self._perf.is_known(shape) and not self._compiles and not is_scored(step)
         if lasts_s > FACTOR * predicted_s + (FLOOR_S if is_known else LONG_FLOOR_S):
-            raise _stuck(step, lasts_s, f"{predicted_s:.3g} s were predicted")
+            raise _stuck(
+                f"a step of {len(step)} requests has not ended for {lasts_s:.1f} s, "
+                f"{predicted_s:.3g} s were predicted"
+            )
 
 
 async def unless_rank_lost(
@@ -154,13 +167,10 @@ async def unless_rank_lost(
     return await task
 
 
-def _stuck(step: Sequence[Scheduled], lasts_s: float, why: str) -> NodeSick:
-    """Return that a step is, and write where."""
+def _stuck(why: str) -> NodeSick:
+    """Return that an engine is, and write where."""
     faulthandler.dump_traceback()  # of every thread
-    return NodeSick(
-        f"{Sickness.ENGINE_STUCK}: a step of {len(step)} requests has not ended for "
-        f"{lasts_s:.1f} s, {why}"
-    )
+    return NodeSick(f"{Sickness.ENGINE_STUCK}: {why}")
 
 
 def _sickness(error: BaseException | None) -> NodeSick:

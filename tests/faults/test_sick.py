@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -29,20 +30,25 @@ from tests.waits import until
 
 ServingStatus = HealthCheckResponse.ServingStatus
 FLOOR_S = 1.0  # instead of the product's, for these tests to be short
-HANG, FAIL = signal.SIGUSR1, signal.SIGUSR2
+HANG, FAIL, HOLD = signal.SIGUSR1, signal.SIGUSR2, signal.SIGVTALRM
 STREAMED = 300  # tokens of an output that takes a while
 
 
 def obey() -> None:
-    """In the node's process: from a signal on, its steps never end, or its GPU is lost."""
+    """In the node's process: from a signal on, its steps never end, or its GPU is lost.
+
+    With HOLD, they keep the interpreter's lock as well.
+    """
     asked: list[int] = []
-    for number in (HANG, FAIL):
+    for number in (HANG, FAIL, HOLD):
         signal.signal(number, lambda number, _: asked.append(number))
     compute = ModelStep.launch
 
     def compute_or_not(self: ModelStep) -> None:
         if HANG in asked:
             threading.Event().wait()
+        if HOLD in asked:
+            ctypes.PyDLL(None).pause()
         if FAIL in asked:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         compute(self)
@@ -100,7 +106,7 @@ class Health:
     matrix(
         [
             (FAIL, "device_fault", "CUDA error: an illegal memory access"),
-            (HANG, "engine_stuck", "has not ended for"),
+            (HANG, "engine_stuck", "its thread has not run for"),
         ],
         1,
     ),
@@ -141,6 +147,24 @@ async def test_it_says_so_and_ends_and_is_let_in_again(
         await asyncio.gather(*(stream.end() for stream in streams))
         await pair.start_node("decode-0")
         assert (await client.complete(make_prompt(40), 5)).tokens
+
+
+@pytest.mark.long  # the watchdog alone by default
+async def test_a_step_that_holds_the_interpreter_ends_its_node(pair: Fleet) -> None:
+    """Nobody there can say so: its links break, as if it had crashed."""
+    async with Client(pair.url) as client:
+        streams = [Follower(client, make_prompt(30, i), STREAMED) for i in range(4)]
+        await asyncio.gather(*(stream.reached(3) for stream in streams))
+        pair.send_signal("decode-0", HOLD)
+        async with asyncio.timeout(HEARD_S):
+            end = await pair.next_exit()
+        assert (end.name, end.returncode) == ("decode-0", SICK)
+        assert end.last_line.startswith("engine_stuck: "), end
+        assert "Python could not say so" in end.last_line
+        assert any("compute_or_not" in line for _, line in pair.lines), "where its threads were"
+        for stream in streams:
+            assert len((await stream.end()).tokens) == STREAMED
+        await pair.start_node("decode-0")
 
 
 @pytest.mark.long  # by a manual clock it does not by default

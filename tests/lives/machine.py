@@ -53,12 +53,35 @@ def machine_here() -> Machine:
     return process.machine
 
 
+class LifeWatchdog:
+    """As `pdserve._native.Watchdog`, of a thread that stands still in steps that never end."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._since_s: float | None = None
+
+    def start(self, *_: float) -> None:
+        """It looks whenever it is asked."""
+
+    def stop(self) -> None:
+        """Nothing here ends a process but its event loop."""
+
+    def stands(self) -> None:
+        """From now on."""
+        self._since_s = self._now_s()
+
+    @property
+    def still_s(self) -> float:
+        return 0.0 if self._since_s is None else self._now_s() - self._since_s
+
+
 class LifeThread:
     """As `pdserve.engine.steps.thread.StepThread`, in virtual time."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._machine = machine_here()
+        self.watchdog = LifeWatchdog(self._loop.time)
 
     def submit(self, compute: Callable[[], T]) -> Computation[T]:
         """Compute at some time during the step: KV is read and written then."""
@@ -66,6 +89,7 @@ class LifeThread:
         work = Computation(compute, loop.create_future(), loop.create_future())
         loop.call_later(TURN_S, _settle, work.begun, None)
         if machine.hangs or machine.is_dead:
+            self.watchdog.stands()
             return work
         share = machine.random.choice([0.0, 0.5, 1.0])
         loop.call_later(TURN_S + share * machine.step_s, self._compute, work, 1 - share)
@@ -74,11 +98,6 @@ class LifeThread:
     @property
     def is_alive(self) -> bool:
         return not self._machine.is_dead
-
-    @property
-    def ran_s(self) -> float:
-        """It has run all the time, unless its step hangs."""
-        return 0.0 if self._machine.hangs else self._loop.time()
 
     def close(self) -> None:
         """There is no thread to end."""

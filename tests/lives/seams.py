@@ -97,7 +97,7 @@ def seams(network: Network, pulls: Pulls, random: Random) -> Iterator[None]:
         (service, "lifeline", network.lifeline),
         (engine, "StepThread", LifeThread),
         (assembly, "choose_kinds", lambda names, pool: [pulls.kind()]),
-        (engine_watch, "faulthandler", SimpleNamespace(dump_traceback=lambda: None)),
+        (engine_watch, "faulthandler", SimpleNamespace(dump_traceback=list, register=int)),
         (runtime, "Node", LifeNode),
         (runtime, "Server", lambda *_: Server(network)),
         (runtime, "MetricsServer", _NoMetricsServer),

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Generic, TypeVar
 
+from pdserve._native import Watchdog
 from pdserve.shared.process.thread_name import ENGINE_THREAD, name_this_thread
 
 T = TypeVar("T")
@@ -40,6 +41,10 @@ class StepThread:
         self._work: SimpleQueue[Computation[Any] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
         self._thread.start()
+        assert self._thread.ident is not None, "it has been started"
+        assert self._thread.native_id is not None
+        clock = time.pthread_getcpuclockid(self._thread.ident)
+        self.watchdog = Watchdog(self._thread.native_id, clock)  # looks once it is started
 
     def submit(self, compute: Callable[[], T]) -> Computation[T]:
         """Run a function in the thread.
@@ -49,6 +54,7 @@ class StepThread:
         longer does.
         """
         computation = Computation(compute, self._loop.create_future(), self._loop.create_future())
+        self.watchdog.expect()
         self._work.put(computation)
         return computation
 
@@ -57,16 +63,11 @@ class StepThread:
         """Whether it can still compute something, now or later."""
         return self._thread.is_alive()
 
-    @property
-    def ran_s(self) -> float:
-        """Processor time that it has used, in seconds. It has to be alive."""
-        assert self._thread.ident is not None, "it has been started"
-        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
-
     def close(self) -> None:
         """Wait for the submitted work to finish, and end the thread."""
         self._work.put(None)
         self._thread.join()
+        self.watchdog.stop()
 
     def _run(self) -> None:
         name_this_thread(ENGINE_THREAD)
@@ -79,6 +80,7 @@ class StepThread:
                 tell(_fail, work.result, error)
             else:
                 tell(_settle, work.result, result)
+            self.watchdog.done()
 
 
 def _settle(future: asyncio.Future[T], result: T) -> None:

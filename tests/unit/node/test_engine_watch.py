@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
 
 import pytest
 import pytest_asyncio
@@ -17,6 +16,7 @@ from pdserve.engine.kv.block_pool import BlockPool
 from pdserve.engine.layer_progress import LayerProgress
 from pdserve.engine.request import SampledToken, Scheduled
 from pdserve.engine.scheduler import Queues
+from pdserve.engine.steps import thread
 from pdserve.engine.steps.thread import StepThread
 from pdserve.measured.perf_model import CHANGED_STEPS, GUESS, SETTLED_STEPS, PerfModel, StepShape
 from pdserve.node.engine_watch import FACTOR, FLOOR_S, LONG_FLOOR_S, TICK_S, EngineWatch
@@ -33,11 +33,30 @@ THREE = StepShape(3, 1, prefill_pairs=6)  # tokens of a prompt
 LIMIT_S = FACTOR * STEP_S + FLOOR_S
 
 
-@pytest.fixture
-def is_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread has used processor time whenever somebody looks."""
-    ran = count()
-    monkeypatch.setattr(StepThread, "ran_s", property(lambda _: float(next(ran))))
+class SilentDog:
+    """As `pdserve._native.Watchdog`: finds nothing, but what it is told."""
+
+    def __init__(self, thread: int, clock: int) -> None:
+        self.still_s = 0.0
+        self.is_started = False
+
+    def expect(self) -> None:
+        """There is more to do."""
+
+    def done(self) -> None:
+        """There is less."""
+
+    def start(self, tick_s: float, limit_s: float, exit_code: int, signum: int) -> None:
+        self.is_started = True
+
+    def stop(self) -> None:
+        self.is_started = False
+
+
+@pytest.fixture(autouse=True)
+def no_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real one does not count a manual clock's time."""
+    monkeypatch.setattr(thread, "Watchdog", SilentDog)
 
 
 class HeldRunner(FakeRunner):
@@ -46,12 +65,10 @@ class HeldRunner(FakeRunner):
     def __init__(self) -> None:
         super().__init__(block_size=4)
         self.may_go = threading.Event()
-        self.is_held = threading.Event()
 
     def execute(
         self, rows: Sequence[Scheduled], progress: LayerProgress | None = None
     ) -> list[SampledToken | None]:
-        self.is_held.set()
         assert self.may_go.wait(WITHIN_S)
         return super().execute(rows, progress)
 
@@ -59,12 +76,16 @@ class HeldRunner(FakeRunner):
 class Bench:
     """An engine in a step that does not end, and its watch."""
 
-    def __init__(self, costs: StepCosts, *, compiles: bool, is_ranked: bool) -> None:
+    watch: EngineWatch
+
+    def __init__(self, costs: StepCosts) -> None:
         self.clock, self.runner, self.observer = ManualClock(), HeldRunner(), Observer()
         queues = Queues(BlockPool(64, 4), self.clock)
         self.engine = Engine(queues, decode_policy(8, 4), frozenset())
         self.running = asyncio.create_task(self.engine.run(self.runner, self.observer))
         self.perf = PerfModel(costs)
+
+    def begin(self, *, compiles: bool, is_ranked: bool) -> None:
         self.watch = EngineWatch(
             [self.engine],
             self.running,
@@ -73,6 +94,11 @@ class Bench:
             compiles=compiles,
             lost_rank=(lambda: "") if is_ranked else None,
         )
+
+    @property
+    def dog(self) -> SilentDog:
+        assert isinstance(self.engine.thread.watchdog, SilentDog)
+        return self.engine.thread.watchdog
 
     def settle(self) -> None:
         """Its steps have been as predicted for a while."""
@@ -103,8 +129,9 @@ class Bench:
 async def running(
     costs: StepCosts = MEASURED, *, compiles: bool = False, is_ranked: bool = False
 ) -> AsyncIterator[Bench]:
-    bench = Bench(costs, compiles=compiles, is_ranked=is_ranked)
+    bench = Bench(costs)
     await until(lambda: bench.engine.has_thread)
+    bench.begin(compiles=compiles, is_ranked=is_ranked)
     try:
         yield bench
     finally:
@@ -119,14 +146,12 @@ async def bench() -> AsyncIterator[Bench]:
         yield bench
 
 
-@pytest.mark.usefixtures("is_computing")
 async def test_a_step_may_take_many_times_as_long_as_predicted_and_no_longer(bench: Bench) -> None:
     """The first one, too: what it costs was measured at the start."""
     await bench.begin_step()
     assert LIMIT_S < bench.ran_until_given_up() <= LIMIT_S + 2 * TICK_S
 
 
-@pytest.mark.usefixtures("is_computing")
 async def test_a_machine_that_has_changed_gets_no_longer_time(bench: Bench) -> None:
     bench.settle()
     for _ in range(CHANGED_STEPS):
@@ -136,7 +161,6 @@ async def test_a_machine_that_has_changed_gets_no_longer_time(bench: Bench) -> N
     assert limit_s < bench.ran_until_given_up() <= limit_s + 2 * TICK_S
 
 
-@pytest.mark.usefixtures("is_computing")
 @pytest.mark.parametrize("is_tried", [False, True])
 async def test_a_guess_is_not_relied_on_before_it_has_been_tried(*, is_tried: bool) -> None:
     """The machine was too busy to profile, or was not to be profiled."""
@@ -148,7 +172,6 @@ async def test_a_guess_is_not_relied_on_before_it_has_been_tried(*, is_tried: bo
         assert limit_s < bench.ran_until_given_up() <= limit_s + 2 * TICK_S
 
 
-@pytest.mark.usefixtures("is_computing")
 async def test_larger_steps_than_were_measured_have_longer() -> None:
     """A large model on few cores had no time for them in its profile."""
     async with running(replace(MEASURED, knot_tokens=[2])) as bench:
@@ -156,7 +179,6 @@ async def test_larger_steps_than_were_measured_have_longer() -> None:
         assert bench.ran_until_given_up() > LIMIT_S - FLOOR_S + LONG_FLOOR_S
 
 
-@pytest.mark.usefixtures("is_computing")
 async def test_prompts_that_are_scored_have_longer(bench: Bench) -> None:
     await bench.begin_step(prompt_logprobs=0)
     assert bench.ran_until_given_up() > LIMIT_S - FLOOR_S + LONG_FLOOR_S
@@ -169,21 +191,25 @@ async def test_a_step_that_may_compile_kernels_has_longer() -> None:
         assert bench.ran_until_given_up() > LIMIT_S - FLOOR_S + LONG_FLOOR_S
 
 
-@pytest.mark.parametrize("costs", [MEASURED, GUESS])
-async def test_a_thread_that_stands_still_is_found_however_long_its_step_may_take(
-    costs: StepCosts,
+async def test_a_thread_that_stands_still_is_found_whatever_it_does(bench: Bench) -> None:
+    """It may be in no step at all. Who has heard of it ends the process, and nobody else."""
+    dog = bench.dog
+    assert dog.is_started
+    dog.still_s = FLOOR_S
+    bench.tick()
+    dog.still_s += TICK_S
+    with pytest.raises(NodeSick, match=r"^engine_stuck: its thread has not run for 5\.2 s"):
+        bench.tick()
+    assert not dog.is_started
+
+
+@pytest.mark.parametrize(("compiles", "is_ranked"), [(True, False), (False, True)])
+async def test_a_thread_may_stand_still_while_others_compute(
+    *, compiles: bool, is_ranked: bool
 ) -> None:
-    async with running(costs) as bench:
-        await bench.begin_step()
-        await until(bench.runner.is_held.is_set)
-        assert FLOOR_S < bench.ran_until_given_up() < 2 * FLOOR_S
-
-
-async def test_a_thread_may_stand_still_while_other_ranks_compute() -> None:
-    async with running(is_ranked=True) as bench:
-        await bench.begin_step()
-        await until(bench.runner.is_held.is_set)
-        assert bench.ran_until_given_up() > LIMIT_S
+    """A GPU, or other ranks."""
+    async with running(compiles=compiles, is_ranked=is_ranked) as bench:
+        assert not bench.dog.is_started
 
 
 async def test_an_idle_engine_is_never_stuck(bench: Bench) -> None:
@@ -191,7 +217,6 @@ async def test_an_idle_engine_is_never_stuck(bench: Bench) -> None:
         bench.tick()
 
 
-@pytest.mark.usefixtures("is_computing")
 async def test_a_row_of_long_steps_is_no_stuck_one(bench: Bench) -> None:
     for number in range(3):
         await bench.begin_step()
@@ -202,7 +227,6 @@ async def test_a_row_of_long_steps_is_no_stuck_one(bench: Bench) -> None:
         bench.runner.may_go.clear()
 
 
-@pytest.mark.usefixtures("is_computing")
 async def test_time_in_which_the_process_was_stopped_is_not_counted(bench: Bench) -> None:
     """Whether it was once for long, or again and again."""
     await bench.begin_step()
