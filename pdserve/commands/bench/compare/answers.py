@@ -3,6 +3,9 @@
 Requests are greedy, so an answer depends on its prompt and on the formats that a server has
 declared: its `system_fingerprint`, which names the revision of the model and the program. All modes
 and policies of pdserve have one. Servers without, or with another one, are held against nobody.
+
+Answers of measured runs are compared by their texts, since token ids would cost servers time that
+they need not take otherwise; those of warm-ups also by their ids.
 """
 
 from __future__ import annotations
@@ -25,37 +28,40 @@ class Answers(msgspec.Struct):
     differences: list[str] = []  # where; the first ones
     alone: list[str] = []  # servers with formats of their own, if any were compared
 
-    def add(self, rate: float, runs: Mapping[str, Sequence[Outcome]]) -> None:
-        """Compare runs of the same requests, by server."""
-        if len(runs) < 2:
+    def add(self, run: str, outcomes: Mapping[str, Sequence[Outcome]]) -> None:
+        """Compare what servers answered to the same requests, in a run of this name."""
+        if len(outcomes) < 2:
             return
         by_format: dict[str, list[str]] = {}
-        for server, outcomes in runs.items():
-            formats = {outcome.format for outcome in outcomes if outcome.digest}
-            if formats:
-                by_format.setdefault(",".join(sorted(formats)), []).append(server)
+        for server, said in outcomes.items():
+            formats = sorted({outcome.format for outcome in said if outcome.digest})
+            if len(formats) > 1:
+                self.num_different += 1
+                self._tell(f"{server} had {len(formats)} formats in {run}: {', '.join(formats)}")
+            elif formats:
+                by_format.setdefault(formats[0], []).append(server)
         for fingerprint, servers in by_format.items():
             if len(servers) > 1 and fingerprint:
-                self._compare(rate, {server: runs[server] for server in servers})
+                self._compare(run, {server: outcomes[server] for server in servers})
             else:
                 self.alone += [server for server in servers if server not in self.alone]
 
-    def _compare(self, rate: float, runs: Mapping[str, Sequence[Outcome]]) -> None:
+    def _compare(self, run: str, runs: Mapping[str, Sequence[Outcome]]) -> None:
         for index, outcomes in enumerate(zip(*runs.values(), strict=True)):
             first: tuple[str, Outcome] | None = None
             for server, outcome in zip(runs, outcomes, strict=True):
                 if not outcome.digest:
-                    continue  # it was refused, or did not end
+                    continue  # it was refused, or broke off
                 if first is None:
                     first = server, outcome
                     continue
                 self.num_compared += 1
                 if outcome.digest != first[1].digest:
-                    self._differ(rate, index, server, outcome, *first)
+                    self._differ(run, index, server, outcome, *first)
 
     def _differ(
         self,
-        rate: float,
+        run: str,
         index: int,
         server: str,
         outcome: Outcome,
@@ -63,12 +69,15 @@ class Answers(msgspec.Struct):
         others: Outcome,
     ) -> None:
         self.num_different += 1
+        self._tell(
+            f"request {index} of {run} ({outcome.num_prompt} prompt tokens, "
+            f"{outcome.num_output} to answer): {server} on {_where(outcome)} gave "
+            f"{_which(outcome)}, {other} on {_where(others)} {_which(others)}"
+        )
+
+    def _tell(self, difference: str) -> None:
         if len(self.differences) < _MOST_TOLD:
-            self.differences.append(
-                f"request {index} of the run at {rate:.3g}/s ({outcome.num_prompt} prompt tokens, "
-                f"{outcome.num_output} to answer): {server} on {_where(outcome)} gave "
-                f"{outcome.digest}, {other} on {_where(others)} {others.digest}"
-            )
+            self.differences.append(difference)
 
     @property
     def text(self) -> str:
@@ -80,6 +89,16 @@ class Answers(msgspec.Struct):
             return ""
         said = f"{self.num_compared} answers were compared, and are the same"
         return f"{said}; {', '.join(self.alone)} not among them" if self.alone else said
+
+
+def run_at(rate: float) -> str:
+    """Return the name of a run."""
+    return f"the run at {rate:.3g}/s"
+
+
+def _which(outcome: Outcome) -> str:
+    is_cut = outcome.num_received != outcome.num_output
+    return outcome.digest + (f" ({outcome.num_received} tokens)" if is_cut else "")
 
 
 def _where(outcome: Outcome) -> str:

@@ -17,6 +17,10 @@ from pdserve.commands.bench.load.workload import (
     trace_factor,
 )
 
+# Contents of prompts, beside the turns of runs at a rate, which are smaller: no cluster is sent one
+# twice that is measured, so who keeps answers gains nothing.
+WARM_UP, TOGETHER = 1 << 20, 1 << 21
+
 _TRACE_TTFT_SCALE = 5.0
 _TRACE_TPOT_SCALE = 2.5
 _TRACE_DECK = 10

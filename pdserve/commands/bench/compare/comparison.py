@@ -23,7 +23,7 @@ from functools import partial
 
 import numpy as np
 
-from pdserve.commands.bench.compare.cases import CompareCase
+from pdserve.commands.bench.compare.cases import TOGETHER, CompareCase
 from pdserve.commands.bench.compare.config import COLOCATED, ComparePlan
 from pdserve.commands.bench.compare.goodput import bounded
 from pdserve.commands.bench.compare.lengths import fitted
@@ -139,7 +139,7 @@ async def _idle(
     """Measure an idle cluster. Raises ClusterError as `CandidateRunner.unloaded`."""
     experiment.tell(f"{case.name}: {candidate.mode}, idle; lengths times {case.length_factor:.3g}")
     runner = await experiment.begin(server, candidate, case)
-    together = case.workload.first(case.whole_decks(_BURST))
+    together = case.workload.first(case.whole_decks(_BURST), TOGETHER)
     return await runner.unloaded(case.sample(experiment.plan.idle_requests), together)
 
 

@@ -45,13 +45,13 @@ class Interference(msgspec.Struct, frozen=True):
 def steady_requests(scenario: Scenario, seed: int, *, disturbed: bool) -> list[TimedRequest]:
     """Return the streams and, if `disturbed`, the prompts of `scenario.disturbed_by`.
 
-    Streams have prompts of the scenario's first kind, and `STREAM_TOKENS` tokens, or fewer where
-    the longest request of the scenario has fewer.
+    Streams have prompts of the scenario's first kind, disturbed ones of other contents, and
+    `STREAM_TOKENS` tokens, or fewer where the longest request of the scenario has fewer.
     """
     steady = scenario.kinds[0]
     num_output = min(STREAM_TOKENS, scenario.most_tokens - steady.prompt.most)
     requests = [
-        TimedRequest(0.0, _STREAM, draw_prompt(steady, [seed, i]), num_output)
+        TimedRequest(0.0, _STREAM, draw_prompt(steady, [seed, i], int(disturbed)), num_output)
         for i in range(STREAMS)
     ]
     if disturbed:

@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from pdserve.commands.bench.compare.answers import run_at
 from pdserve.commands.bench.compare.comparison import FoundCrossing, mode_reports
 from pdserve.commands.bench.compare.config import Tuning
 from pdserve.commands.bench.compare.interference import compare_itl
 from pdserve.commands.bench.compare.report import CompareReport, ModeReport, ScenarioReport, Trial
-from pdserve.commands.bench.compare.runner import RunRecord, rate_row, unloaded_of
+from pdserve.commands.bench.compare.runner import WARM_UP_RUN, RunRecord, rate_row, unloaded_of
 from pdserve.commands.bench.compare.sweep import SweepResult
 from pdserve.commands.bench.load.outcome import Outcome
 from pdserve.commands.bench.load.slo_score import score
@@ -69,8 +70,12 @@ def recomputed(report: CompareReport, records: Sequence[RunRecord]) -> CompareRe
             if mode.interference is not None:
                 result.interference[name] = compare_itl(*runs.outcomes(name, "quiet", "disturbed"))
             result.trials += [runs.trial(name, trial) for trial in mode.trials]
+        warmed = {mode.mode: runs.of(mode.mode, WARM_UP_RUN)[-1:] for mode in former}
+        result.answers.add(
+            "the warm-up", {mode: run.outcomes for mode, last in warmed.items() for run in last}
+        )
         for rate, said in runs.turns([mode.mode for mode in former]):
-            result.answers.add(rate, said)
+            result.answers.add(run_at(rate), said)
         found = FoundCrossing(scenario.target, scenario.seed, result)
         modes += mode_reports(found, scenario.name, idle, result)
         scenarios.append(_scenario_report(scenario, found, result, runs))

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from pdserve.commands.bench.compare.cases import CompareCase
+from pdserve.commands.bench.compare.cases import WARM_UP, CompareCase
 from pdserve.commands.bench.compare.config import ComparePlan, Tuning
 from pdserve.commands.bench.compare.interference import Interference, compare_itl, steady_requests
 from pdserve.commands.bench.compare.report import RateRow, Unloaded
@@ -25,6 +25,7 @@ from pdserve.shared.errors import ClusterError, PdserveError
 
 _IDLE_S = 60.0  # deadline of one request to an idle cluster, or of a burst
 _MARGIN_S = 1.0
+WARM_UP_RUN = "warm-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class CandidateRunner:
         self._scenario = scenario
         self._keep = keep
         self._num_runs = 0
+        self.warmed: Sequence[Outcome] = ()  # what it has answered to warm up
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[OpenLoopClient]:
@@ -116,7 +118,8 @@ class CandidateRunner:
 
     async def warm_up(self, requests: Sequence[TimedRequest]) -> None:
         """Send these at once, without counting them. Raises ClusterError as `settle`."""
-        await self._run("warm-up", requests, _IDLE_S)
+        run = await self._run(WARM_UP_RUN, requests, _IDLE_S, asks_ids=True)
+        self.warmed = run.outcomes
 
     async def unloaded(
         self, alone: Sequence[TimedRequest], together: Sequence[TimedRequest]
@@ -167,9 +170,10 @@ class CandidateRunner:
         *,
         turn: int = 0,
         beside_itself: bool = False,
+        asks_ids: bool = False,
     ) -> RunRecord:
         async with self._turn() as client:
-            run = await client.run(requests, self._salt(what), limit_s)
+            run = await client.run(requests, self._salt(what), limit_s, asks_ids=asks_ids)
             record = RunRecord(
                 what,
                 *self._names,
@@ -259,7 +263,7 @@ class Experiment:
     ) -> CandidateRunner:
         """Return a warmed-up candidate. Raises ClusterError: it is gone."""
         runner = CandidateRunner(server, candidate, case.name, self.keep)
-        await runner.warm_up(case.workload.first(self.plan.warm_up))
+        await runner.warm_up(case.workload.first(self.plan.warm_up, WARM_UP))
         return runner
 
     def fail(self, who: str, error: PdserveError) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 
-from pdserve.commands.bench.compare.answers import Answers
+from pdserve.commands.bench.compare.answers import Answers, run_at
 from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.config import COLOCATED, Tuning
 from pdserve.commands.bench.compare.goodput import Draws, RatePoint, bounded, crossing
@@ -121,6 +121,8 @@ class Sweep:
                     runners[mode] = await self._experiment.begin(server, candidate, self._case)
                 except ClusterError as error:
                     self._experiment.fail(mode, error)
+            warmed = {mode: runner.warmed for mode, runner in runners.items()}
+            result.answers.add("the warm-up", warmed)
             await self._measure_rates(runners, result, until_s)
 
     async def _tune(self, trials: list[Trial]) -> None:
@@ -214,7 +216,7 @@ class Sweep:
                 tail_s = self._experiment.clock.now() - began_s - self._lasts_s(run.rate)
                 longest_tail_s = max(longest_tail_s, tail_s)
             for rate, answers in said.items():
-                result.answers.add(rate, answers)
+                result.answers.add(run_at(rate), answers)
 
     async def _measure(
         self, runner: CandidateRunner, run: _Run, result: SweepResult

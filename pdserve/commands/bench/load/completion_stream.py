@@ -42,8 +42,7 @@ async def read_stream(stream: aiohttp.StreamReader, outcome: Outcome, start_s: f
     if last and last[-1] == END_MARK:
         if len(last) == 1 or not error_in(last[-2]):
             _finish(outcome, first, last)
-            if outcome.end == "finished":
-                _hash(outcome, everything)
+            _hash(outcome, everything)
             return
         last.pop()  # it only follows the error
         outcome.arrivals_s.pop()
@@ -87,16 +86,22 @@ def _finish(outcome: Outcome, first: Sequence[bytes], last: deque[bytes]) -> Non
 
 def _hash(outcome: Outcome, events: Sequence[bytes]) -> None:
     """Record which answer it was, and of what formats."""
-    text = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    texts: dict[int, list[str]] = {}
+    ids: dict[int, list[int]] = {}
     for event in map(_event_in, events):
         for choice in event.choices:
-            text.update(choice.text.encode())
+            texts.setdefault(choice.index, []).append(choice.text)
+            ids.setdefault(choice.index, []).extend(choice.token_ids or [])
         outcome.format = outcome.format or event.system_fingerprint or ""
-    outcome.digest = text.hexdigest()
+    said = [(index, "".join(texts[index]), ids[index]) for index in sorted(texts)]
+    digest = hashlib.blake2b(msgspec.json.encode(said), digest_size=_DIGEST_BYTES)
+    outcome.digest = digest.hexdigest()
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     text: str = ""
+    token_ids: list[int] | None = None  # of those who were asked for them, and have them
 
 
 class _Usage(msgspec.Struct):

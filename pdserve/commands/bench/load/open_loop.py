@@ -42,7 +42,14 @@ class OpenLoopClient:
         self._model = model
         self._sends_text = sends_text
 
-    async def run(self, requests: Sequence[TimedRequest], salt: str, drain_s: float) -> Run:
+    async def run(
+        self,
+        requests: Sequence[TimedRequest],
+        salt: str,
+        drain_s: float,
+        *,
+        asks_ids: bool = False,
+    ) -> Run:
         """Send each request when it is due, and wait up to `drain_s` after the last one is due.
 
         A request that comes after another one is due its time to think after that one's end.
@@ -51,8 +58,9 @@ class OpenLoopClient:
             requests: by time; those that come after another one right behind it.
             salt: prefixes are shared only between requests of one salt, so not between runs.
             drain_s: after this time, running requests are cancelled and stay "unfinished".
+            asks_ids: answers are also known by their token ids, of servers that tell them.
         """
-        bodies = [self._body(request, salt) for request in requests]
+        bodies = [self._body(request, salt, asks_ids=asks_ids) for request in requests]
         outcomes = [_nothing_yet(request) for request in requests]
         followers = _followers(requests)
         sending: set[asyncio.Task[None]] = set()
@@ -130,12 +138,13 @@ class OpenLoopClient:
             outcomes.append(outcome)
         return outcomes
 
-    def _body(self, request: TimedRequest, salt: str) -> bytes:
+    def _body(self, request: TimedRequest, salt: str, *, asks_ids: bool = False) -> bytes:
         """Encode a request before the run, since encoding long prompts takes time."""
         return msgspec.json.encode(
             completion_body(request.model or self._model, request.prompt, request.num_output)
             | ({"prompt": as_text(request.prompt)} if self._sends_text else {})
             | sharing(salt)
+            | ({"return_token_ids": True} if asks_ids else {})
             | {
                 "skip_special_tokens": False,  # otherwise their arrival would not be visible
                 "stream_options": {"include_usage": True},

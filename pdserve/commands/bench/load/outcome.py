@@ -41,7 +41,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     error: str = ""  # error of refused or failed requests
     prefill_node: str = ""
     decode_node: str = ""
-    digest: str = ""  # of the text of a finished answer
+    digest: str = ""  # of what was answered, unless it broke off
     format: str = ""  # the `system_fingerprint` that came with it
 
     @property

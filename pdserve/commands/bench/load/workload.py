@@ -70,8 +70,8 @@ class Workload(Protocol):
         """
         ...
 
-    def first(self, count: int) -> list[TimedRequest]:
-        """Return the first `count` requests, all at time 0."""
+    def first(self, count: int, contents: int = 0) -> list[TimedRequest]:
+        """Return the first `count` requests, all at time 0; `contents` as of `timed`."""
         ...
 
 
@@ -96,10 +96,10 @@ class SyntheticWorkload:
         times = poisson_times(rate, count, seed)
         return map(self._sketch, times, islice(self._kinds(), turn * count, None))
 
-    def first(self, count: int) -> list[TimedRequest]:
+    def first(self, count: int, contents: int = 0) -> list[TimedRequest]:
         """As Workload.first."""
         kinds = self._kinds()
-        return [self._filled(self._sketch(0.0, next(kinds))) for _ in range(count)]
+        return [self._filled(self._sketch(0.0, next(kinds)), contents) for _ in range(count)]
 
     def _kinds(self) -> Iterator[tuple[int, RequestKind]]:
         """Yield numbered kinds from a shuffled deck, so that short runs have the mixture too."""
@@ -177,10 +177,10 @@ class TraceWorkload:
             for index, parent in _conversation(root, followers, first)
         )
 
-    def first(self, count: int) -> list[TimedRequest]:
+    def first(self, count: int, contents: int = 0) -> list[TimedRequest]:
         """As Workload.first."""
-        rows = self._rows[:count]
-        return [self._filled(self._sketch(i, row, 0.0), None) for i, row in enumerate(rows)]
+        sketches = (self._sketch(i, row, 0.0) for i, row in enumerate(self._rows[:count]))
+        return [self._filled(sketch, None, contents) for sketch in sketches]
 
     def _sketch(self, number: int, row: TraceRow, at_s: float, after: int | None = None) -> Sketch:
         num_prompt, num_output = self._scaled(row)
@@ -235,9 +235,10 @@ def poisson_times(rate: float, count: int, seed: Sequence[int]) -> list[float]:
     return times
 
 
-def draw_prompt(kind: RequestKind, seed: Sequence[int]) -> list[int]:
-    """Make one prompt of that kind; the same for the same seed."""
-    return random_ids(draw(kind.prompt, np.random.default_rng([*seed, _LENGTHS])), seed)
+def draw_prompt(kind: RequestKind, seed: Sequence[int], contents: int = 0) -> list[int]:
+    """Make one prompt of that kind; the same for the same seed and contents."""
+    num_tokens = draw(kind.prompt, np.random.default_rng([*seed, _LENGTHS]))
+    return random_ids(num_tokens, _with(contents, [*seed]))
 
 
 def _with(contents: int, seed: list[int]) -> list[int]:

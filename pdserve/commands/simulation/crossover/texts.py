@@ -50,10 +50,10 @@ class WrittenWorkload:
             for request, sketch in zip(requests, sketches, strict=True)
         ]
 
-    def first(self, count: int) -> list[TimedRequest]:
+    def first(self, count: int, contents: int = 0) -> list[TimedRequest]:
         """As Workload.first."""
-        requests = self._workload.first(count)
-        return [self._written(request, f"{n} 0") for n, request in enumerate(requests)]
+        requests = self._workload.first(count, contents)
+        return [self._written(request, f"{n} {contents}") for n, request in enumerate(requests)]
 
     def _written(self, request: TimedRequest, seed: str) -> TimedRequest:
         start, ids = Random(seed).randrange(len(self._ids)), self._ids
