@@ -91,7 +91,7 @@ void Watchdog::end_process(double still_s, const End& end) {
     char text[200];
     const int size = std::snprintf(text, sizeof(text),
         "pdserve node: error: engine_stuck: its thread has not run for %.1f s, though it has "
-        "something to do, and Python could not say so\n",
+        "work to do, and Python could not say so\n",
         still_s);
     if (end.signum != 0) raise(end.signum);
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, static_cast<size_t>(size));

@@ -129,10 +129,9 @@ class EngineWatch:
     def _check_thread(self, watchdog: Watchdog) -> None:
         """However long it may take, a thread with something to do runs; also on a busy machine."""
         if (still_s := watchdog.still_s) > FLOOR_S:
+            sick = _stuck(f"its thread has not run for {still_s:.1f} s, though it has work to do")
             watchdog.stop()  # who hears of it ends the process, and tells others first
-            raise _stuck(
-                f"its thread has not run for {still_s:.1f} s, though it has something to do"
-            )
+            raise sick
 
     def _check_time(self, step: Sequence[Scheduled], lasts_s: float) -> None:
         shape = shape_of(step)

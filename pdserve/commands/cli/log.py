@@ -13,7 +13,7 @@ import os
 import re
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Final, TextIO, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 _FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _ExcInfo: TypeAlias = (
@@ -25,7 +25,19 @@ _REQUEST_ID: Final = re.compile(r"\b(?:chatcmpl|cmpl|embd|resp)[-_][0-9a-f]{8,64
 _GRPC: Final = "grpc._cython.cygrpc"
 
 
-def log_to(stream: TextIO) -> None:
+class LineStream(Protocol):
+    """What a log is written to."""
+
+    def write(self, lines: str, /) -> Any:
+        """Take whole lines."""
+        ...
+
+    def flush(self) -> Any:
+        """Pass on what it has taken."""
+        ...
+
+
+def log_to(stream: LineStream) -> None:
     """Log to `stream` from now on, in the form that the environment says."""
     handler = logging.StreamHandler(stream)
     is_json = os.environ.get(LOG_VARIABLE) == "json"

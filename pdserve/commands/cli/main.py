@@ -41,11 +41,13 @@ from pdserve.shared.errors import PdserveError
 from pdserve.shared.process.collector import pause_collector
 from pdserve.shared.process.exit_codes import FAILED, FORCED, OK, exit_code_of
 from pdserve.shared.process.limited_child import die_with_parent
+from pdserve.shared.process.patient_log import PatientLog
 from pdserve.shared.process.signals import hear_ctrl_c
 
 if TYPE_CHECKING:
     from pdserve.commands.cluster.coordinator_http import Trust
 
+_STDERR: Final = 2
 SERVING: Final = ("up", "coordinator", "prefill", "decode", "rank")
 
 Command = Callable[[argparse.Namespace], int]
@@ -250,7 +252,7 @@ def _process_config(arguments: argparse.Namespace, struct: type[C]) -> C:
     if arguments.die_with_parent is not None:
         die_with_parent(arguments.die_with_parent)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it reports, our log says in our words
-    log_to(sys.stderr)
+    log_to(PatientLog(_STDERR))
     return config_from(struct, arguments)
 
 
