@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from pdserve.commands.bench.load.client import PLAIN_IDS
 from pdserve.commands.bench.load.open_loop import OpenLoopClient
@@ -54,6 +55,14 @@ class Idle:
         return cls(outcome.num_prompt, outcome.ttft_s, gaps[0], later[len(later) // 2])
 
 
+class Sent(NamedTuple):
+    """A request that was sent; times are those of `time.perf_counter`."""
+
+    at_s: float
+    first_s: float | None  # its token 1; None: it had none
+    num_prompt: int
+
+
 class Driver:
     """Sends requests of all sizes that the nodes take, until a phase's time is over."""
 
@@ -67,8 +76,7 @@ class Driver:
         self._num_phases = 0
         self.prompt_lengths: set[int] = set()  # of all requests that were served
         self.contexts: set[int] = set()
-        self.num_requests = 0  # sent
-        self.num_prompt_tokens = 0  # of these
+        self.sent: list[Sent] = []
 
     @property
     def longest(self) -> int:
@@ -83,8 +91,9 @@ class Driver:
             for length in self._lengths():
                 began_s = time.monotonic()
                 for request in self._prompt(length):
+                    sent_s = time.perf_counter()
                     [outcome] = await self._client.one_by_one([request], salt, _DEADLINE_S)
-                    self._served(outcome)
+                    self._served(outcome, sent_s)
                     if len(outcome.arrivals_s) > 1:
                         idle.append(Idle.of(outcome))
                 now_s = time.monotonic()
@@ -111,8 +120,8 @@ class Driver:
         await self._closed(requests, batch, seconds)
 
     async def both(self, seconds: float) -> None:
-        """Run streams, and prompts one at a time beside them."""
-        batches = [batch for batch in self._batches() if batch <= 16]
+        """Run streams, and prompts one at a time beside them: beside a full batch, too."""
+        batches = list(self._batches())[::-2]
         for batch in batches:
             share_s = seconds / len(batches)
             await asyncio.gather(self._streams(batch, share_s), self.prompts(share_s))
@@ -129,13 +138,15 @@ class Driver:
 
     async def _closed(self, requests: list[TimedRequest], batch: int, seconds: float) -> None:
         run = await self._client.run_closed(requests, self._salt(), batch, max(0.1, seconds))
+        start_s = time.perf_counter() - run.elapsed_s
         for outcome in run.outcomes:
-            self._served(outcome)
+            self._served(outcome, start_s)
 
-    def _served(self, outcome: Outcome) -> None:
+    def _served(self, outcome: Outcome, start_s: float) -> None:
+        """Note a request of a run that began then."""
         if outcome.sent_s:  # others were only about to be sent
-            self.num_requests += 1
-            self.num_prompt_tokens += outcome.num_prompt
+            first_s = start_s + outcome.arrivals_s[0] if outcome.arrivals_s else None
+            self.sent.append(Sent(start_s + outcome.sent_s, first_s, outcome.num_prompt))
         if outcome.end == "finished":
             self.prompt_lengths.add(outcome.num_prompt)
             self.contexts.add(outcome.num_prompt + outcome.num_output)

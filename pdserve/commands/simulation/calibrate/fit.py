@@ -21,7 +21,7 @@ from pdserve.commands.simulation.calibrate.drive import Idle
 from pdserve.commands.simulation.calibrate.neighbours import Sorted, meet, sort
 from pdserve.commands.simulation.calibrate.residuals import LEAST, Found
 from pdserve.commands.simulation.calibrate.samples import Recording
-from pdserve.commands.simulation.calibrate.services import Work, node_threads, services_of
+from pdserve.commands.simulation.calibrate.services import Work, beside_of
 from pdserve.commands.simulation.step_times import REGIONS
 from pdserve.measured.calibration import (
     Calibration,
@@ -55,7 +55,7 @@ class Measured:
     on_one_node: list[Idle] = field(default_factory=list)
     prompt_lengths: set[int] = field(default_factory=set)
     contexts: set[int] = field(default_factory=set)
-    works: list[Work] = field(default_factory=list)  # of each phase; none: not measured
+    works: list[Work] = field(default_factory=list)  # of each window; none: not measured
 
 
 def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
@@ -80,9 +80,8 @@ def calibrate(measured: Measured, date: str, seed: int) -> Calibration:
     scatter = {region: Found.of(costs[region], alone[region]) for region in REGIONS}
     pull, pulls = _pull(measured.fitted.pulls, measured.held_out.pulls)
     kind = measured.kind
-    services = services_of(measured.works, _hidden_s(costs["mixed"], alone["prefill"]))
-    beside = fitted.beside + held_out.beside
-    neighbours = meet(kind, costs, beside, services, node_threads(measured.works, services))
+    services, node_threads = beside_of(measured.works)
+    neighbours = meet(kind, costs, fitted.beside + held_out.beside, services, node_threads)
     calibration = Calibration(
         date=date,
         device=kind.device,
@@ -143,17 +142,6 @@ def _costs(
         else:
             costs[region] = fit_costs(chosen, of_means=True)
     return costs
-
-
-def _hidden_s(mixed: StepCosts, handed_off: Sequence[StepSample]) -> float:
-    """Return by how much steps whose prompts are handed off are longer than those of other nodes.
-
-    These have no decodes either, but are fitted with all that do. What an event loop does for a
-    handoff while the step runs is in its time.
-    """
-    perf = PerfModel(mixed)
-    longer_s = [step.period_s - perf.step_s(step.shape) for step in handed_off]
-    return max(0.0, statistics.fmean(longer_s)) if longer_s else 0.0
 
 
 def _beside_context(samples: Sequence[tuple[StepShape, float]], context_s: float) -> StepCosts:

@@ -154,11 +154,10 @@ async def _at(
         await meter.rest(seconds / 8)
         for recording in (measured.fitted, measured.held_out):
             each_s = seconds / 8
-            found, read = await meter.during(driver.prompts(each_s))
+            found, read = await meter.during(driver.prompts(each_s), is_alone=True)
             idle += found
             recording.extend(read)
-            await driver.streams(each_s)  # they come all at once, as no users do
-            recording.extend(await reader.read())
+            recording.extend((await meter.during(driver.streams(each_s)))[1])
             # Their steps wait for what nodes do for requests, which is told apart by this.
             await meter.during(driver.answers(each_s))
             recording.extend((await meter.during(driver.both(each_s)))[1])

@@ -57,11 +57,11 @@ class Recording:
         for node_id, drafts in other.tallies.items():
             self._add_drafts(node_id, drafts)
 
-    def num_tokens(self, node_id: str) -> int:
-        """Return how many tokens a node's steps have given to requests: no wrong guesses."""
+    def right_share(self, node_id: str) -> float:
+        """Return which share of a node's sampled tokens went to requests: not wrong guesses."""
         drafts = self.tallies.get(node_id, DraftTally())
         sampled = sum(step.sampled for step in self.steps.get(node_id, ()))
-        return max(0, sampled - drafts.drafted + drafts.accepted)
+        return max(0.0, 1 - (drafts.drafted - drafts.accepted) / sampled) if sampled else 1.0
 
     @property
     def drafts(self) -> Drafts:

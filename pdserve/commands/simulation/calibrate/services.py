@@ -1,6 +1,10 @@
 """CPU time of what is beside the engines: coordinator, client, and what nodes do for requests.
 
 They take it from steps where no core is idle, and each of them can be what limits a cluster.
+
+It is looked at twice a second. Windows in which many streams go on, others in which prompts come,
+and idle ones tell apart what a request, a step, a token and a second cost; whole phases are too
+much alike.
 """
 
 from __future__ import annotations
@@ -8,16 +12,17 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Final, Literal, TypeVar
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from pdserve.commands.bench.cpu_time import thread_seconds
 from pdserve.commands.cluster.plan import COORDINATOR
-from pdserve.commands.simulation.calibrate.drive import Driver
+from pdserve.commands.simulation.calibrate.drive import Driver, Sent
 from pdserve.commands.simulation.calibrate.samples import NodeReader, Recording
 from pdserve.measured.calibration import Services, ServiceTimes
 from pdserve.node.profiling.fit import non_negative_least_squares
@@ -29,23 +34,34 @@ Process = Literal["coordinator", "client", "prefill", "decode"]
 _NODES: Final[dict[Process, str]] = {"prefill": "prefill-0", "decode": "decode-0"}
 _ENGINE: Final = (ENGINE_THREAD, KERNEL_THREAD)
 _CLIENT: Final = "client"
-_LEAST = 4  # phases, of as many unknowns
+_WINDOW_S: Final = 0.5
+_LEAST: Final = 5  # windows, of as many unknowns
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What passed through a process in a phase of a measurement."""
+    """What passed through a process in a window of time."""
 
     cpu_s: float  # beside the engine
+    seconds: float
     num_requests: int
     num_prompt_tokens: int
     num_steps: int  # its own, or those of nodes that told it tokens
-    num_tokens: int  # in these steps
-    engine_s: float = 0.0  # of a node: CPU time of its steps
+    num_tokens: float  # in these steps
+    steps_s: float = 0.0  # of a node: its steps, each since the one before or since it was idle
+    engine_s: float = 0.0  # of a node: CPU time of the thread that computes them
+    is_alone: bool = False  # one request at a time
 
 
 Work = Mapping[Process, Done]
-"""What was done in a phase."""
+"""What was done in a window."""
+
+
+class Looked(NamedTuple):
+    """What processes had used by a moment."""
+
+    at_s: float
+    cpu_s: Mapping[str, tuple[float, float]]  # process |-> beside its engine, and in its thread
 
 
 class ServiceMeter:
@@ -59,7 +75,6 @@ class ServiceMeter:
         self._reader = reader
         self._pids = {**pids, _CLIENT: os.getpid()} if pids else {}
         self._found = found
-        self._idle: dict[str, float] = {}  # process |-> share of a core
 
     async def rest(self, seconds: float) -> None:
         """Measure what processes take while there is nothing to do: heartbeats and reports.
@@ -67,107 +82,170 @@ class ServiceMeter:
         During a third of the time, they may still be busy with what was before.
         """
         await asyncio.sleep(seconds / 3)
-        before_s, began_s = self._cpu_s(), time.monotonic()
-        await asyncio.sleep(seconds * 2 / 3)
-        passed_s = time.monotonic() - began_s
-        self._idle = {
-            name: (after_s - before_s[name][0]) / passed_s
-            for name, (after_s, _) in self._cpu_s().items()
-        }
+        await self.during(asyncio.sleep(seconds * 2 / 3))
 
-    async def during(self, phase: Awaitable[T]) -> tuple[T, Recording]:
-        """Measure a phase; return its result, and what nodes have measured meanwhile."""
-        driver, before_s, began_s = self._driver, self._cpu_s(), time.monotonic()
-        num_requests, num_prompt_tokens = driver.num_requests, driver.num_prompt_tokens
-        result = await phase
-        after_s, passed_s = self._cpu_s(), time.monotonic() - began_s
+    async def during(self, phase: Awaitable[T], *, is_alone: bool = False) -> tuple[T, Recording]:
+        """Measure a phase; return its result, and what nodes have measured meanwhile.
+
+        `is_alone`: it sends one request at a time.
+        """
+        looks, first = [self._look()], len(self._driver.sent)
+        looking = asyncio.create_task(self._keep_looking(looks))
+        try:
+            result = await phase
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+        looks.append(self._look())
         read = await self._reader.read()
-        requests = driver.num_requests - num_requests
-        prompt_tokens = driver.num_prompt_tokens - num_prompt_tokens
-        work: dict[Process, Done] = {}
-        for process, name in self._processes():
-            # The steps of a node, or all that the others are told of.
-            nodes = [name] if process in _NODES else list(read.steps)
-            steps = chain.from_iterable(read.steps.get(node, ()) for node in nodes)
-            service_s, engine_s = (
-                after - before for before, after in zip(before_s[name], after_s[name], strict=True)
-            )
-            work[process] = Done(
-                max(0.0, service_s - self._idle.get(name, 0.0) * passed_s),
-                requests,
-                prompt_tokens,
-                sum(step.sampled > 0 for step in steps),
-                sum(map(read.num_tokens, nodes)),
-                engine_s,
-            )
-        if work:
-            self._found.append(work)
+        if self._pids:
+            sent = self._driver.sent[first:]
+            self._found += windows_of(looks, sent, read, is_alone=is_alone)
         return result, read
 
-    def _cpu_s(self) -> dict[str, tuple[float, float]]:
-        """Return the CPU time of each process beside its engine, and of this."""
+    async def _keep_looking(self, looks: list[Looked]) -> None:
+        while True:
+            await asyncio.sleep(_WINDOW_S)
+            looks.append(self._look())
+
+    def _look(self) -> Looked:
         found = {}
         for name, pid in self._pids.items():
             threads = thread_seconds(pid)
             engine_s = sum(threads.get(thread, 0.0) for thread in _ENGINE)
-            found[name] = sum(threads.values()) - engine_s, engine_s
-        return found
-
-    def _processes(self) -> list[tuple[Process, str]]:
-        """Return what is measured. Where nodes do both, nobody knows whose the requests were."""
-        names: dict[Process, str] = {"coordinator": COORDINATOR, "client": _CLIENT}
-        if _NODES["prefill"] in self._pids:
-            names |= _NODES
-        return [(process, name) for process, name in names.items() if name in self._pids]
+            found[name] = sum(threads.values()) - engine_s, threads.get(ENGINE_THREAD, 0.0)
+        return Looked(time.perf_counter(), found)
 
 
-def services_of(works: Sequence[Work], hidden_s: float = 0.0) -> Services:
+def windows_of(
+    looks: Sequence[Looked], sent: Sequence[Sent], read: Recording, *, is_alone: bool
+) -> list[Work]:
+    """Return what each process did between two looks. Steps and requests have the same clock.
+
+    A request is work for coordinator and client when it is sent, and for nodes at its token 1.
+    """
+    edges_s = [look.at_s for look in looks]
+
+    def each(at_s: Sequence[float], amounts: Sequence[float] | None = None) -> list[float]:
+        sums = [0.0] * (len(edges_s) + 1)
+        for n, when_s in enumerate(at_s):
+            sums[bisect_left(edges_s, when_s)] += 1.0 if amounts is None else amounts[n]
+        return sums[1:-1]
+
+    def done(process: Process, name: str) -> list[Done]:
+        # The steps of a node, or all that the others are told of.
+        is_node = process in _NODES
+        nodes = [name] if is_node else list(read.steps)
+        steps = [(step, node) for node in nodes for step in read.steps.get(node, ())]
+        right = {node: read.right_share(node) for node in nodes}
+        ended_s = [step.ended_s for step, _ in steps]
+        came = [one for one in sent if not is_node or one.first_s is not None]
+        came_s = [one.first_s if is_node and one.first_s is not None else one.at_s for one in came]
+        columns = zip(
+            each(came_s),
+            each(came_s, [one.num_prompt for one in came]),
+            each(ended_s, [float(step.sampled > 0) for step, _ in steps]),
+            each(ended_s, [step.sampled * right[node] for step, node in steps]),
+            each(ended_s, [step.period_s for step, _ in steps]),
+            strict=True,
+        )
+        return [
+            Done(
+                after.cpu_s[name][0] - before.cpu_s[name][0],
+                after.at_s - before.at_s,
+                round(requests),
+                round(prompt_tokens),
+                round(num_steps),
+                num_tokens,
+                steps_s,
+                after.cpu_s[name][1] - before.cpu_s[name][1],
+                is_alone,
+            )
+            for (before, after), (requests, prompt_tokens, num_steps, num_tokens, steps_s) in zip(
+                pairwise(looks), columns, strict=True
+            )
+        ]
+
+    by_process = {process: done(process, name) for process, name in _processes(looks[0].cpu_s)}
+    return [
+        {process: windows[n] for process, windows in by_process.items()}
+        for n in range(len(looks) - 1)
+    ]
+
+
+def _processes(names: Mapping[str, object]) -> list[tuple[Process, str]]:
+    """Return what is measured. Where nodes do both, nobody knows whose the requests were."""
+    found: dict[Process, str] = {"coordinator": COORDINATOR, "client": _CLIENT}
+    if _NODES["prefill"] in names:
+        found |= _NODES
+    return [(process, name) for process, name in found.items() if name in names]
+
+
+class Beside(NamedTuple):
+    """What is beside the steps of engines."""
+
+    services: Services
+    node_threads: float  # as `Sharing.node_threads`
+
+
+def beside_of(works: Sequence[Work]) -> Beside:
     """Divide the CPU time of each process by what it did; nothing of those that few measured.
 
-    What a decode node does for steps is in their times. So is what a prefill node does for a
-    handoff during a step, `hidden_s` on average; the rest is the prompt's.
+    What a decode node does for steps is in their times. So is what a prefill node does for a prompt
+    during its step: this takes longer than its thread computes. The rest of it is the prompt's.
     """
 
     def done(process: Process) -> list[Done]:
         return [work[process] for work in works if process in work]
 
-    decode, prefills = _times(done("decode")), done("prefill")
-    all_s = sum(one.cpu_s for one in prefills)
-    seen_s = max(0.0, all_s - hidden_s * sum(one.num_steps for one in prefills))
-    prefill = _times([replace(one, num_steps=0, num_tokens=0) for one in prefills])
-    share = seen_s / all_s if all_s else 0.0
-    return Services(
-        coordinator=_times(done("coordinator")),
-        client=_times(done("client")),
-        prefill=ServiceTimes(share * prefill.request_s, share * prefill.prompt_token_s),
-        decode=ServiceTimes(decode.request_s, decode.prompt_token_s),
+    prefills, decodes = done("prefill"), done("decode")
+    prefill, decode = _times(prefills, is_per_step=False), _times(decodes)
+    alone = [one for one in prefills if one.is_alone]
+    all_s = sum(prefill.of(one) for one in alone)
+    hidden_s = sum(one.steps_s - one.engine_s for one in alone)
+    share = min(1.0, max(0.0, 1 - hidden_s / all_s)) if all_s else 1.0
+    services = Services(
+        coordinator=_times(done("coordinator")).times,
+        client=_times(done("client")).times,
+        prefill=ServiceTimes(share * prefill.times.request_s, share * prefill.times.prompt_token_s),
+        decode=ServiceTimes(decode.times.request_s, decode.times.prompt_token_s),
     )
+    return Beside(services, _node_threads(decodes, decode.times))
 
 
-def _times(done: Sequence[Done]) -> ServiceTimes:
-    known = [one for one in done if one.cpu_s > 0]
-    if len(known) < _LEAST:
-        return ServiceTimes()
-    # Relative to the time: short phases say as much as long ones.
-    rows = np.array(
-        [[d.num_requests, d.num_prompt_tokens, d.num_steps, d.num_tokens] for d in known]
-    ) / np.array([[d.cpu_s] for d in known])
-    request_s, prompt_token_s, step_s, token_s = non_negative_least_squares(
-        rows, np.ones(len(known))
-    ).tolist()
-    return ServiceTimes(request_s, prompt_token_s, step_s, token_s)
+class _Times(NamedTuple):
+    times: ServiceTimes
+
+    def of(self, done: Done) -> float:
+        """Return the CPU seconds that this took, without those of an idle process."""
+        times = self.times
+        return (
+            times.request_s * done.num_requests
+            + times.prompt_token_s * done.num_prompt_tokens
+            + times.step_s * done.num_steps
+            + times.token_s * done.num_tokens
+        )
 
 
-def node_threads(works: Sequence[Work], services: Services) -> float:
+def _times(done: Sequence[Done], *, is_per_step: bool = True) -> _Times:
+    """Fit; what an idle process takes each second is fitted, too, and left out."""
+    if len(done) < _LEAST:
+        return _Times(ServiceTimes())
+    rows = np.array([[d.num_requests, d.num_prompt_tokens, d.num_steps, d.num_tokens, d.seconds]
+                     for d in done], float)  # fmt: skip
+    if not is_per_step:
+        rows[:, 2:4] = 0.0
+    found = non_negative_least_squares(rows, np.array([d.cpu_s for d in done]))
+    request_s, prompt_token_s, step_s, token_s, _ = found.tolist()
+    return _Times(ServiceTimes(request_s, prompt_token_s, step_s, token_s))
+
+
+def _node_threads(done: Sequence[Done], times: ServiceTimes) -> float:
     """Return how many threads want a node's core while it decodes, on average.
 
     What its event loop does for steps while the engine computes takes twice as long on one core,
     and both want it for so long. What it does for requests is simulated.
     """
-    done, of = [work["decode"] for work in works if "decode" in work], services.decode
-    steps_s = engine_s = 0.0
-    for d in done:
-        requests_s = of.request_s * d.num_requests + of.prompt_token_s * d.num_prompt_tokens
-        steps_s += max(0.0, d.cpu_s - requests_s)
-        engine_s += d.engine_s
+    steps_s = sum(times.step_s * d.num_steps + times.token_s * d.num_tokens for d in done)
+    engine_s = sum(d.engine_s for d in done)
     return 1 + 2 * min(steps_s, engine_s) / (steps_s + engine_s) if steps_s else 1.0

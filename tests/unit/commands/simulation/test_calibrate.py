@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from itertools import chain
 
 import msgspec
 import pytest
 
-from pdserve.commands.simulation.calibrate.drive import Idle
+from pdserve.commands.simulation.calibrate.drive import Idle, Sent
 from pdserve.commands.simulation.calibrate.fit import Measured, calibrate
 from pdserve.commands.simulation.calibrate.residuals import Found
 from pdserve.commands.simulation.calibrate.samples import Recording
-from pdserve.commands.simulation.calibrate.services import Done, Process, Work
+from pdserve.commands.simulation.calibrate.services import (
+    Done,
+    Looked,
+    Process,
+    Work,
+    beside_of,
+    windows_of,
+)
 from pdserve.commands.simulation.machine import Machine
 from pdserve.commands.simulation.step_times import StepTimes
 from pdserve.kv import KvDtype
 from pdserve.measured.calibration import ModelShape, NodeLimits, Services, ServiceTimes
 from pdserve.measured.perf_model import PerfModel, StepRow, StepShape
-from pdserve.measured.samples import NodeKind, PullSample, StepSample
+from pdserve.measured.samples import DraftTally, NodeKind, PullSample, StepSample
 from pdserve.node.profiling.fit import fit_costs
 from pdserve.protocol import StepCosts
 from pdserve.shared.errors import CalibrationError
@@ -186,19 +194,30 @@ TIMES: dict[Process, ServiceTimes] = {
 }
 
 
-def worked(requests: int, prompt_tokens: int, steps: int, tokens: int) -> Work:
+IDLE = 0.03  # of a core, whatever there is to do
+ALONE_S = 0.012  # a prompt's step, of one at a time; its node's thread computes for 10 ms of it
+
+
+def worked(
+    requests: int, prompt_tokens: int, steps: int, tokens: int, *, is_alone: bool = False
+) -> Work:
     done = requests, prompt_tokens, steps, tokens
-    return {
-        process: Done(
+    works: dict[Process, Done] = {}
+    for process, of in TIMES.items():
+        is_node = process in ("prefill", "decode")
+        works[process] = Done(
             of.request_s * requests
             + of.prompt_token_s * prompt_tokens
             + of.step_s * steps
-            + of.token_s * tokens,
+            + of.token_s * tokens
+            + IDLE * 0.5,
+            0.5,
             *done,
-            engine_s=1.0 if process in ("prefill", "decode") else 0.0,
+            steps_s=ALONE_S * steps if is_node else 0.0,
+            engine_s=0.01 * steps if is_node else 0.0,
+            is_alone=is_alone,
         )
-        for process, of in TIMES.items()
-    }
+    return works
 
 
 WORKS = [
@@ -207,6 +226,7 @@ WORKS = [
     worked(110, 70_000, 700, 1900),
     worked(90, 30_000, 100, 4000),
     worked(20, 30_000, 500, 500),
+    worked(0, 0, 0, 0),
 ]
 
 
@@ -225,8 +245,11 @@ def test_what_services_take_is_told_apart_from_the_bus() -> None:
             msgspec.structs.astuple(true), rel=0.01, abs=1e-9
         )
     # What decode nodes do for steps is in the times of these.
-    assert services.prefill == ServiceTimes(pytest.approx(6e-4, 0.1), pytest.approx(2e-6, 0.1))
-    assert services.decode == ServiceTimes(pytest.approx(8e-4), pytest.approx(3e-6))
+    for times, request_s, token_s in (
+        (services.prefill, 6e-4, 2e-6),
+        (services.decode, 8e-4, 3e-6),
+    ):
+        assert msgspec.structs.astuple(times) == pytest.approx((request_s, token_s, 0, 0))
     assert found.host.decode_beside_decode == pytest.approx(1.2, rel=0.05)
     # What they do for requests is simulated, and what they do for steps runs beside these.
     nodes, of = [work["decode"] for work in WORKS], TIMES["decode"]
@@ -243,7 +266,6 @@ def test_what_services_take_is_told_apart_from_the_bus() -> None:
 def test_what_is_done_for_handoffs_during_steps_is_in_their_time() -> None:
     """Prompts that are decoded where they are computed take no such time, also without streams."""
     seen, shape = measured(), StepShape(64, 1, 64 * 65 // 2, 0)
-    seen.works = WORKS
     seen.fitted = recorded(1, slower_beside=1.0, handoff_s=0.01)
     seen.held_out = recorded(2, slower_beside=1.0, handoff_s=0.01)
     found = calibrate(seen, "2026-11-30", 0)
@@ -252,7 +274,43 @@ def test_what_is_done_for_handoffs_during_steps_is_in_their_time() -> None:
         times = StepTimes(Machine.of(found).step_costs, decodes=decodes)
         longer_s[decodes] = times.expected_s(shape) - PerfModel(TRUE).step_s(shape)
     assert longer_s == {False: pytest.approx(0.01, abs=2e-3), True: pytest.approx(0, abs=2e-3)}
-    assert found.services.prefill == ServiceTimes(), "no more than that"
+
+
+@pytest.mark.parametrize(("prompt_tokens", "left"), [(1700, 0.5), (1, 0.0)])
+def test_what_a_prefill_node_does_beside_its_steps_is_what_these_leave(
+    prompt_tokens: int, left: float
+) -> None:
+    """Of one prompt at a time, its step takes 2 ms longer than is computed: no more is counted."""
+    works = [*WORKS, worked(1, prompt_tokens, 1, 1, is_alone=True)]
+    services, _ = beside_of(works)
+    times = left * 6e-4, left * 2e-6, 0.0, 0.0
+    assert msgspec.structs.astuple(services.prefill) == pytest.approx(times, abs=1e-12)
+
+
+def test_windows_have_what_came_in_them() -> None:
+    """A request is work for nodes when it has a token, and for the others when it is sent."""
+    names = "coordinator", "client", "prefill-0", "decode-0"
+    looks = [
+        Looked(at_s, dict.fromkeys(names, (0.1 * n, 0.2 * n)))
+        for n, at_s in enumerate((10.0, 10.5, 11.0))
+    ]
+    sent = [Sent(10.1, 10.6, 50), Sent(10.2, 10.4, 7), Sent(10.7, None, 900)]
+    steps = {"prefill-0": [(10.4, 1), (10.6, 0)], "decode-0": [(10.5, 4), (10.9, 2), (10.95, 2)]}
+    read = Recording(
+        steps={
+            node: [StepSample(n, at_s, 0.05, 9, sampled, 0, 0) for n, (at_s, sampled) in all_of]
+            for node, of in steps.items()
+            for all_of in [list(enumerate(of))]
+        },
+        tallies={"decode-0": DraftTally(tried=1, drafted=2, accepted=0, wrong=1)},
+    )
+    first, second = windows_of(looks, sent, read, is_alone=False)
+    coordinator = dataclasses.astuple(first["coordinator"])
+    assert coordinator == pytest.approx((0.1, 0.5, 2, 57, 2, 1 + 4 * 0.75, 0.1, 0.2, False))
+    assert (second["client"].num_requests, second["client"].num_prompt_tokens) == (1, 900)
+    assert (first["prefill"].num_requests, first["prefill"].num_steps) == (1, 1)
+    assert (second["prefill"].num_prompt_tokens, second["prefill"].num_steps) == (50, 0)
+    assert (first["decode"].num_steps, second["decode"].num_tokens) == (1, 3.0)
 
 
 @pytest.mark.long

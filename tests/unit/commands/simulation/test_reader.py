@@ -50,7 +50,7 @@ def test_drafts_are_those_of_all_nodes_and_count_up_to_the_first_wrong_one() -> 
         recording.add(msgspec.json.decode(log.since(0), type=NodeSamples))
     # 48 rows of decodes, of which 12 were guesses: streams had 36 steps, and 6 with guesses.
     assert recording.drafts == Drafts(share=6 / 36, right=6 / (6 + 3))
-    assert [recording.num_tokens(name) for name in tallies] == [14, 12, 16]
+    assert [16 * recording.right_share(name) for name in tallies] == [14, 12, 16]
     recording.extend(recording)
     assert recording.drafts == Drafts(share=6 / 36, right=6 / (6 + 3))
 
