@@ -6,16 +6,12 @@ take. Then all cells are predicted, on all cores; then measured, one after the o
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -31,15 +27,13 @@ from pdserve.commands.simulation.crossover.predict import Predicted, baseline_pr
 from pdserve.commands.simulation.crossover.results import CellResult, CrossoverReport, Results
 from pdserve.commands.simulation.crossover.table import markdown, remarks, table
 from pdserve.commands.simulation.crossover.texts import Guessed, guessed, text_ids
+from pdserve.commands.simulation.parallel import in_parallel
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.measured.calibration import Calibration
-from pdserve.shared.errors import ClusterError, PdserveError
+from pdserve.shared.errors import PdserveError
 from pdserve.shared.process.exit_codes import FAILED, FORCED, OK
 
 _DEMO: Final = (str(CHECKPOINT_PATH), 1.0)  # and the factor on lengths
-
-A = TypeVar("A")
-R = TypeVar("R")
 
 
 def run(config: CrossoverConfig, setup: dict[str, object]) -> int:
@@ -181,26 +175,6 @@ class Crossover:
         self.results.keep(msgspec.structs.replace(result, measured=[*result.measured, found]))
 
 
-def in_parallel(work: Callable[[A], R], asked: Sequence[A]) -> Iterator[R]:
-    """Yield the results as they come, of a process a core, which end with this generator.
-
-    Raises:
-        ClusterError: one of the processes has died.
-    """
-    processes = multiprocessing.get_context("spawn")
-    num_workers = min(len(asked), len(os.sched_getaffinity(0)))
-    pool = ProcessPoolExecutor(num_workers, processes, initializer=_end_at_interrupt)
-    try:
-        for done in as_completed([pool.submit(work, one) for one in asked]):
-            yield done.result()
-    except BrokenProcessPool as error:
-        raise ClusterError("a process that predicts has died; is there memory enough?") from error
-    finally:
-        for worker in multiprocessing.active_children():
-            worker.terminate()
-        pool.shutdown(cancel_futures=True)
-
-
 def _predicted(
     asked: tuple[Cell, Guessed | None, Calibration],
     scenario: ScenarioName, plan: CrossoverPlan, promise: Promise,
@@ -208,10 +182,6 @@ def _predicted(
     cell, found, calibration = asked
     share = found.share if found else 0.0
     return cell, found, predicted(calibration, share, scenario, plan, promise)
-
-
-def _end_at_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _show(

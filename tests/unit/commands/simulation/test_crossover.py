@@ -41,6 +41,7 @@ from pdserve.commands.simulation.crossover.results import CellResult, CrossoverR
 from pdserve.commands.simulation.crossover.table import crossing, goodputs, ratio
 from pdserve.commands.simulation.crossover.texts import Guessed, WrittenWorkload
 from pdserve.commands.simulation.machine import scaled
+from pdserve.commands.simulation.parallel import in_parallel
 from pdserve.commands.simulation.predict.answer import load_calibration
 from pdserve.commands.simulation.predict.deployment import Deployment
 from pdserve.measured.calibration import Calibration, HeldOutErrors
@@ -312,9 +313,9 @@ def test_results_of_another_question_are_not_mixed(machine: Machine, tmp_path: P
 
 @pytest.mark.long
 def test_a_process_that_dies_is_told_and_ends_the_others() -> None:
-    assert sorted(crossover.in_parallel(abs, [-2, -1])) == [1, 2]
+    assert sorted(in_parallel(abs, [-2, -1])) == [1, 2]
     with pytest.raises(ClusterError, match="a process that predicts has died"):
-        list(crossover.in_parallel(os._exit, [1, 1]))
+        list(in_parallel(os._exit, [1, 1]))
     assert multiprocessing.active_children() == []
 
 
