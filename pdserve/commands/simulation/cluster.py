@@ -85,6 +85,7 @@ class Cluster:
         self._awaiting: dict[str, list[Call]] = {}  # the end of a call |-> those that follow
         # Calls that wait for the end of another one, or whose user thinks.
         self._to_follow: dict[str, Call] = {}
+        self._stop_s = inf
         self._front: Front | None = None
         self._seen: Seen = _nobody_looks
         self.call_seconds = 0.0  # that calls have spent here until their ends
@@ -93,12 +94,21 @@ class Cluster:
         for node in nodes:
             node.world = self
 
-    def run(self, front: Front, calls: Iterable[Call], seen: Seen, until_s: float = inf) -> None:
+    def run(
+        self,
+        front: Front,
+        calls: Iterable[Call],
+        seen: Seen,
+        until_s: float = inf,
+        stop_s: float = inf,
+    ) -> None:
         """Simulate these calls, in order of time, until all have ended, `until_s` or `Events.stop`.
 
         They are read as they arrive, so that neither they nor their outcomes need memory for long.
-        When all have ended, every node must be empty.
+        When all have ended, every node must be empty. Calls that would follow another one later
+        than `stop_s` do not, and are left out.
         """
+        self._stop_s = stop_s
         self._front, self._seen = front, seen
         self._arriving = iter(calls)
         self._await_next()
@@ -112,11 +122,13 @@ class Cluster:
     def unfinished(self) -> list[Outcome]:
         """Return what is known of the calls in progress, after a run that did not reach its end.
 
-        Those that would have followed are among them, as users wanted them, too.
+        Those that would have followed are among them, as users wanted them, too; but not if there
+        is a time from which none do.
         """
         for node in self.nodes:
             node.sync()
-        return [*self._outcomes.values(), *map(Outcome, self._to_follow.values())]
+        wanted = self._to_follow.values() if self._stop_s == inf else ()
+        return [*self._outcomes.values(), *map(Outcome, wanted)]
 
     def _await_next(self) -> None:
         self._next = next(self._arriving, None)
@@ -149,10 +161,20 @@ class Cluster:
         self.messages.accept(call.prompt.num_tokens, partial(self._front.arrive, call))
 
     def _follow(self, call: Call) -> None:
-        """Have the call arrive once its user has thought."""
-        self._to_follow[call.call_id] = call
+        """Have the call arrive once its user has thought, if that is not too late."""
         due = replace(call, at_s=self.events.now_s + call.think_s)
+        if due.at_s > self._stop_s:
+            self._leave_out(call)
+            return
+        self._to_follow[call.call_id] = call
         self.events.at(due.at_s, partial(self._arrived, due))
+
+    def _leave_out(self, call: Call) -> None:
+        left = [call]
+        while left:
+            out = left.pop()
+            self._to_follow.pop(out.call_id, None)
+            left += self._awaiting.pop(out.call_id, ())
 
     def _is_over(self, call: Call) -> None:
         for follower in self._awaiting.pop(call.call_id, ()):

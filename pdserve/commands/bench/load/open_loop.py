@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from math import inf
 
 import aiohttp
 import msgspec
@@ -49,6 +50,7 @@ class OpenLoopClient:
         drain_s: float,
         *,
         asks_ids: bool = False,
+        stop_s: float = inf,
     ) -> Run:
         """Send each request when it is due, and wait up to `drain_s` after the last one is due.
 
@@ -59,6 +61,8 @@ class OpenLoopClient:
             salt: prefixes are shared only between requests of one salt, so not between runs.
             drain_s: after this time, running requests are cancelled and stay "unfinished".
             asks_ids: answers are also known by their token ids, of servers that tell them.
+            stop_s: requests that come after others are not sent later than this, and those that
+                are not sent are no part of the run.
         """
         bodies = [self._body(request, salt, asks_ids=asks_ids) for request in requests]
         outcomes = [_nothing_yet(request) for request in requests]
@@ -73,7 +77,10 @@ class OpenLoopClient:
                 await asyncio.gather(*map(think, followers.get(index, ())))
 
             async def think(index: int) -> None:
-                await asyncio.sleep(requests[index].think_s)
+                think_s = requests[index].think_s
+                if time.perf_counter() - start_s + think_s > stop_s:
+                    return
+                await asyncio.sleep(think_s)
                 outcomes[index].due_s = time.perf_counter() - start_s
                 await send(index)
 
@@ -81,7 +88,11 @@ class OpenLoopClient:
                 if request.after is None:
                     await asyncio.sleep(start_s + request.at_s - time.perf_counter())
                     sending.add(asyncio.create_task(send(index)))
-            await asyncio.wait(sending, timeout=longest_s(requests, drain_s))
+            left_s = max(0.0, start_s + stop_s - time.perf_counter()) + drain_s
+            await asyncio.wait(sending, timeout=min(left_s, longest_s(requests, drain_s)))
+        if stop_s < inf:
+            pairs = zip(requests, outcomes, strict=True)
+            outcomes = [o for request, o in pairs if request.after is None or o.sent_s]
         return timer.run_of(outcomes)
 
     async def run_closed(

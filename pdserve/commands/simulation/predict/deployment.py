@@ -122,9 +122,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(
     rig: Rig, deployment: Deployment, case: CompareCase, rate: float, count: int,
-    promise: Promise, seed: int, until_s: float = inf,
+    promise: Promise, seed: int, until_s: float = inf, stop_s: float = inf,
 ) -> Result:  # fmt: skip
     """Simulate `count` requests of a workload at this rate, as far as they end by `until_s`.
+
+    Those that would follow others later than `stop_s` are left out.
 
     Raises:
         CalibrationError: something lies outside of what was calibrated, and must not.
@@ -132,7 +134,7 @@ def run(
     began_s = time.process_time()
     cluster, front = _cluster(rig, deployment, seed)
     tally = Tally(promise, _most_late(case, count, rig.target), cluster.events.stop)
-    cluster.run(front, calls_of(case, rate, count, promise, rig.ranges), tally, until_s)
+    cluster.run(front, calls_of(case, rate, count, promise, rig.ranges), tally, until_s, stop_s)
     for outcome in cluster.unfinished():
         tally.note(outcome)
     seconds = cluster.events.now_s

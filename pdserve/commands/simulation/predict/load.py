@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -199,6 +199,12 @@ class Ranged:
                 "answer with that much more doubt"
             )
 
+    def widen(self, outside: Mapping[str, tuple[int, int]]) -> None:
+        """Note what lay outside in other simulations."""
+        for what, (least, most) in outside.items():
+            before = self.outside.get(what, (least, most))
+            self.outside[what] = min(least, before[0]), max(most, before[1])
+
     def _within(
         self,
         what: str,
@@ -214,5 +220,4 @@ class Ranged:
                 f"{measured.most}: calibrate a wider range, change the load (--length-scale, "
                 "--rates), or give --extrapolate and take the answer with that much more doubt"
             )
-        least, most = self.outside.get(what, (value, value))
-        self.outside[what] = min(least, value), max(most, value)
+        self.widen({what: (value, value)})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -18,7 +17,7 @@ from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.clusters import RunningServer, together
 from pdserve.commands.bench.compare.goodput import RatePoint, crossing
 from pdserve.commands.bench.compare.runner import drain_s
-from pdserve.commands.bench.load.open_loop import longest_s, open_loop_client
+from pdserve.commands.bench.load.open_loop import open_loop_client
 from pdserve.commands.bench.load.outcome import Percentiles, Promise
 from pdserve.commands.bench.load.scenarios import ScenarioName
 from pdserve.commands.bench.load.slo_score import Score, score
@@ -29,48 +28,44 @@ from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.commands.simulation.calibrate import run as calibrating
 from pdserve.commands.simulation.calibrate.config import CalibrateConfig
 from pdserve.commands.simulation.calibrate.samples import NodeReader
+from pdserve.commands.simulation.parallel import in_parallel
 from pdserve.commands.simulation.predict import deployment as simulated
-from pdserve.commands.simulation.predict.answer import load_calibration, promise_of
-from pdserve.commands.simulation.predict.config import PredictConfig
+from pdserve.commands.simulation.predict.answer import load_calibration
 from pdserve.commands.simulation.predict.deployment import Deployment, Rig
-from pdserve.commands.simulation.predict.goodput import find_goodput
 from pdserve.commands.simulation.predict.load import (
     Question,
-    Ranged,
-    capacity,
     most_tokens,
     rows_of,
     turn_at,
 )
 from pdserve.commands.simulation.predict.parts import Parts
+from pdserve.commands.simulation.validate.ahead import (
+    MOST_MORE,
+    Ahead,
+    Asked,
+    ahead,
+    count_of,
+    promises_of,
+    rig_for,
+    rough_time,
+    said_time,
+    simulated_runs,
+)
 from pdserve.commands.simulation.validate.config import PredictionConfig
 from pdserve.commands.simulation.validate.parts import alone_of, parts_of
 from pdserve.commands.simulation.validate.regret import regret_table, regrets_of
 from pdserve.commands.simulation.validate.report import PredictionReport, parts_table, table
 from pdserve.commands.simulation.validate.row import Figures, Row, known_of, points_of
 from pdserve.measured.calibration import Calibration
-from pdserve.settings.config import CheckpointConfig, PolicyConfig, RoutingConfig
+from pdserve.settings.config import CheckpointConfig, RoutingConfig
 from pdserve.shared.errors import ConfigError, PdserveError
 from pdserve.shared.process.exit_codes import FAILED, FORCED, OK
 
 _SCENARIOS: Final[list[ScenarioName]] = ["long-prompts", "conversation"]
-_CLOSE = 1.05
-_SEEDS: Final = range(3)  # simulations of a rate: their scatter differs, their requests do not
-_MORE_SEEDS: Final = range(5)  # of a rate that is measured
 _WARM_UP, _WARM_UP_S = 4, 60.0  # requests
 _READ_S = 10.0  # a step of 1 ms is kept for thrice as long
-_MOST_MORE, _FURTHER = 2, 1.4  # rates beyond those that were asked for, and the factor to each
+_FURTHER = 1.4  # factor to a rate beyond those that were asked for
 _MANY = 4096  # requests on the nodes
-_TIMES_TTFT = 3
-
-
-class _Predicted(NamedTuple):
-    """A deployment under a load, and what is predicted of it before anything is measured."""
-
-    deployment: Deployment
-    case: CompareCase
-    promise: Promise
-    goodput: float
 
 
 class _Measured(NamedTuple):
@@ -94,37 +89,17 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
     deployments = [Deployment(*parsed) for parsed in config.check()]
     for trace in config.traces:
         rows_of(trace, config.seed)  # whether they can be read, before anything is measured
+    say(rough_time(config))
     calibration = _calibration(config)
-    rig = Rig(
-        calibration=calibration,
-        policy=PolicyConfig(),
-        ranges=Ranged(calibration, extrapolates=True),
-        one_host=True,
-        admission=False,
-        target=config.target,
-    )
-    predicted: list[_Predicted] = []  # all of them, so that no measurement is in vain
-    left_out: list[ConfigError] = []  # cases, with all deployments, as regret compares these
-    for question in _questions(config):
-        case = question.case(calibration, config.seed)
-        asked = PredictConfig(ttft_s=config.ttft_s, tpot_s=config.tpot_s, target=config.target)
-        whole = promise_of(asked, rig, case, deployments)
-        for factor in config.promise_factors:
-            promise = Promise(factor * whole.ttft_s, factor * whole.tpot_s)
-            try:
-                goodputs = [
-                    _goodput(config, rig, deployment, question, case, promise)
-                    for deployment in deployments
-                ]
-            except ConfigError as error:
-                say(f"left out: {error}")
-                left_out.append(error)
-                continue
-            for deployment, goodput in zip(deployments, goodputs, strict=True):
-                say(f"{case.name}, promises x {factor:g}, {deployment.text}: {goodput:.2f}/s")
-                predicted.append(_Predicted(deployment, case, promise, goodput))
-    if not predicted:
-        raise left_out[0]
+    rig = rig_for(config, calibration)
+    asked = [
+        Asked(config, calibration, question, deployment, promise)
+        for question in _questions(config)
+        for promise in promises_of(config, rig, question, deployments)
+        for deployment in deployments
+    ]
+    predicted = _predicted(asked, rig)
+    say(said_time(predicted))
     rows, exit_code = _rows(config, rig, predicted)
     # Of the last case, not all deployments may have been measured.
     whole_cases = rows[: len(rows) // len(deployments) * len(deployments)]
@@ -140,9 +115,35 @@ def run(config: PredictionConfig, setup: dict[str, object]) -> int:
     return exit_code
 
 
-def _rows(
-    config: PredictionConfig, rig: Rig, predicted: Sequence[_Predicted]
-) -> tuple[list[Row], int]:
+def _predicted(asked: Sequence[Asked], rig: Rig) -> list[Ahead]:
+    """Predict everything, so that no measurement is in vain, and return what can be measured.
+
+    A case is left out with all its deployments, as regret compares these. Raises as `run`.
+    """
+    found = dict(in_parallel(ahead, list(enumerate(asked))))
+    predicted: list[Ahead] = []
+    errors: list[str] = []
+    cases: dict[tuple[Question, Promise], list[int]] = {}
+    for number, one in enumerate(asked):
+        cases.setdefault((one.question, one.promise), []).append(number)
+    for numbers in cases.values():
+        of_case = [found[number] for number in numbers]
+        known = [made for made in of_case if isinstance(made, Ahead)]
+        wrong = [why for why in of_case if isinstance(why, str)]
+        errors += wrong
+        if wrong:
+            say(f"left out: {wrong[0]}")
+            continue
+        for made in known:
+            say(f"{made.asked.title}: {made.goodput:.2f}/s")
+            rig.ranges.widen(made.outside)
+        predicted += known
+    if not predicted:
+        raise ConfigError(errors[0])
+    return predicted
+
+
+def _rows(config: PredictionConfig, rig: Rig, predicted: Sequence[Ahead]) -> tuple[list[Row], int]:
     """Measure; return what was until an error or Ctrl-C, and the exit code. Raises as `run`."""
     rows: list[Row] = []
     try:
@@ -177,40 +178,17 @@ def _questions(config: PredictionConfig) -> list[Question]:
     return made_up + traces
 
 
-def _goodput(
-    config: PredictionConfig, rig: Rig, deployment: Deployment, question: Question,
-    case: CompareCase, promise: Promise,
-) -> float:  # fmt: skip
-    """Predict the goodput of one deployment under one load.
-
-    Raises:
-        ConfigError: there is none, so no rate is worth measuring.
-    """
-
-    def simulate(rate: float) -> list[simulated.Result]:
-        count = _count(config, case, rate, promise)
-        return [simulated.run(rig, deployment, case, rate, count, promise, n) for n in _SEEDS]
-
-    start = capacity(rig.calibration, question, deployment.num_nodes) / 2
-    goodput = find_goodput(simulate, start, config.target, _CLOSE).goodput
-    if goodput.where != "crossing":
-        raise ConfigError(
-            f"{case.name}, {deployment.text}: no rate is predicted at which TTFT "
-            f"{promise.ttft_s:.3g} s and TPOT {promise.tpot_s:.3g} s are just kept: its goodput is "
-            f"{goodput.where}; give another --ttft-s or --tpot-s"
-        )
-    return goodput.rate
-
-
-def _row(config: PredictionConfig, rig: Rig, one: _Predicted) -> Row:
-    """Measure one deployment under one load, and predict the same runs."""
-    deployment, case, promise, goodput = one
-    say(f"measuring {case.name}, TTFT {promise.ttft_s:.3g} s, {deployment.text}")
-    wanted = [share * goodput for share in config.loads]
-    measured = asyncio.run(_measure(config, rig.calibration, deployment, case, wanted, promise))
+def _row(config: PredictionConfig, rig: Rig, one: Ahead) -> Row:
+    """Measure one deployment under one load, beside what was predicted of the same runs."""
+    asked, case = one.asked, one.asked.case
+    deployment, promise = asked.deployment, asked.promise
+    say(f"measuring {asked.title}")
+    measured = asyncio.run(
+        _measure(config, rig.calibration, deployment, case, list(one.predicted), promise)
+    )
     rates = sorted(measured)
     found = [measured[rate] for rate in rates]
-    predicted = [_predicted(config, rig, deployment, case, rate, promise) for rate in rates]
+    predicted = [one.predicted.get(rate) or simulated_runs(asked, rig, rate) for rate in rates]
     at, where = crossing(_points(measured), config.target)
     return Row(
         load=case.name,
@@ -230,7 +208,7 @@ def _row(config: PredictionConfig, rig: Rig, one: _Predicted) -> Row:
             for of, runs in zip(found, predicted, strict=True)
         ],
         alone=[of.alone for of in found],
-        predicted_goodput=goodput,
+        predicted_goodput=one.goodput,
         measured_goodput=at if where == "crossing" else None,
     )
 
@@ -239,27 +217,6 @@ def _tails(runs: Sequence[simulated.Result]) -> tuple[float, float] | None:
     """Return the least and the most TTFT p99 of these runs in milliseconds; None: one has none."""
     tails = known_of(run.score.ttft_ms.p99 for run in runs)
     return (min(tails), max(tails)) if tails else None
-
-
-def _count(config: PredictionConfig, case: CompareCase, rate: float, promise: Promise) -> int:
-    """Return the requests of a run, which come for much longer than one of them may take."""
-    return case.count_at(rate, config.requests, max(config.run_s, _TIMES_TTFT * promise.ttft_s))
-
-
-def _predicted(
-    config: PredictionConfig, rig: Rig, deployment: Deployment, case: CompareCase, rate: float,
-    promise: Promise,
-) -> list[simulated.Result]:  # fmt: skip
-    """Simulate a run to its end, which comes when its client gives up."""
-    count = _count(config, case, rate, promise)
-    requests = case.workload.timed(rate, count, turn_at(rate))
-    begin_s = max(request.at_s for request in requests if request.after is None)
-    until_s = begin_s + longest_s(requests, drain_s(promise, requests))
-    unstopped = replace(rig, target=0.0)  # however late requests are
-    return [
-        simulated.run(unstopped, deployment, case, rate, count, promise, seed, until_s)
-        for seed in _MORE_SEEDS
-    ]
 
 
 async def _measure(
@@ -304,10 +261,12 @@ async def _measure(
             await reader.read()
             while left:
                 rate = left.pop(0)
-                count = _count(config, case, rate, promise)
+                count = count_of(config, case, rate, promise)
                 requests = case.workload.timed(rate, count, turn_at(rate))
                 before = await scrape(front)
-                sent = client.run(requests, f"at-{rate}", drain_s(promise, requests))
+                sent = client.run(
+                    requests, f"at-{rate}", drain_s(promise, requests), stop_s=count / rate
+                )
                 found, recording = await reader.during(sent, _READ_S)
                 await server.settle()
                 recording.extend(await reader.read())
@@ -319,7 +278,7 @@ async def _measure(
                     alone_of(calibration, recording),
                     promise.is_measured(max(lag_ms, scored.late_ms.p99 or 0.0)),
                 )
-                if not left and len(measured) < len(rates) + _MOST_MORE:
+                if not left and len(measured) < len(rates) + MOST_MORE:
                     left = beyond(_points(measured), config.target)
     return measured
 

@@ -13,8 +13,10 @@ from pdserve.commands.bench.compare.goodput import RatePoint
 from pdserve.commands.bench.load.outcome import Outcome, Promise
 from pdserve.commands.bench.load.slo_score import Score, score
 from pdserve.commands.cli.main import main
+from pdserve.commands.simulation.predict.deployment import Rig
 from pdserve.commands.simulation.predict.parts import Parts
 from pdserve.commands.simulation.validate import run as validating
+from pdserve.commands.simulation.validate.ahead import Ahead, Asked
 from pdserve.commands.simulation.validate.regret import regret_table, regrets_of, said
 from pdserve.commands.simulation.validate.report import PredictionReport, parts_table, table
 from pdserve.commands.simulation.validate.row import Figures, Row
@@ -198,7 +200,10 @@ def test_what_was_measured_before_an_end_is_reported(
             raise of_next
         return of_next
 
-    monkeypatch.setattr(validating, "_goodput", lambda *_: 9.0)
+    def predicted(asked: Sequence[Asked], _: Rig) -> list[Ahead]:
+        return [Ahead(one, 9.0, {}, {}) for one in asked]
+
+    monkeypatch.setattr(validating, "_predicted", predicted)
     monkeypatch.setattr(validating, "_row", measure)
     words = (
         "--calibration core-53m --scenarios conversation --deployments 1P1D,2P1D --requests 10 "
@@ -207,6 +212,7 @@ def test_what_was_measured_before_an_end_is_reported(
     assert main(["bench", "prediction", *words.split()]) == code
     printed = capsys.readouterr()
     assert told in printed.err
+    assert "this takes roughly" in printed.err
     report = json.loads(printed.out)
     assert (len(report["rows"]), len(report["regrets"])) == (3, 1)
 

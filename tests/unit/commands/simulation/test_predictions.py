@@ -336,6 +336,26 @@ def test_calls_that_could_not_follow_in_time_are_unfinished() -> None:
     assert unfinished["3"].token_times_s[-1] > 2.9
 
 
+def test_calls_that_would_follow_too_late_are_left_out() -> None:
+    """With all behind them; one whose user has thought in time is not."""
+    events = Events()
+    node = Node("d", NodeRole.DECODE, Machine.of(CORE), events, PolicyConfig())
+    cluster = Cluster(events, [node])
+    seen: list[Outcome] = []
+    sketches = [
+        Sketch(0.0, "t", 0, 64, 5),
+        Sketch(0.0, "t", 1, 128, 5, after=0, think_s=1.0),
+        Sketch(0.0, "t", 2, 192, 5, after=1, think_s=4.0),
+        Sketch(0.0, "t", 3, 256, 5, after=2, think_s=0.1),
+        Sketch(0.0, "t", 4, 100, 2000),
+    ]
+    load = [call_of(sketch, sketch.at_s, 640, Slo()) for sketch in sketches]
+    front = Coordinator(cluster, "colocated")
+    cluster.run(front, load, seen.append, until_s=4.5, stop_s=3.0)
+    assert [outcome.call.call_id for outcome in seen] == ["0", "1"]
+    assert [outcome.call.call_id for outcome in cluster.unfinished()] == ["4"]
+
+
 def test_each_rate_has_requests_of_its_own() -> None:
     """Else one unlucky series would move the whole curve, and no interval would show it."""
     case, ranges = QUESTION.case(NOISY, 0), Ranged(NOISY, extrapolates=True)

@@ -99,3 +99,21 @@ async def test_a_follower_is_sent_when_its_user_has_thought() -> None:
     assert first.arrivals_s[-1] + 0.1 <= second.due_s <= second.sent_s
     assert third.due_s >= second.arrivals_s[-1]
     assert second.ttft_s == second.arrivals_s[0] - second.due_s
+
+
+async def test_who_would_follow_too_late_is_no_part_of_the_run() -> None:
+    """Nor are those behind; and nobody waits for them."""
+    requests = [
+        TimedRequest(0.0, "chat", [20], 2),
+        TimedRequest(0.0, "chat", [20, 21], 2, after=0, think_s=0.01),
+        TimedRequest(0.0, "chat", [20, 21, 22], 2, after=1, think_s=1e4),
+        TimedRequest(0.0, "chat", [20, 21, 22, 23], 2, after=2, think_s=0.0),
+        TimedRequest(0.02, "chat", [30], 2),
+    ]
+    async with (
+        FakeServer(answer_all).running() as server,
+        open_loop_client(server.url, server.model) as client,
+    ):
+        seen = await client.run(requests, "salt", 60.0, stop_s=1e3)
+    assert [outcome.num_prompt for outcome in seen.outcomes] == [1, 2, 1]
+    assert [outcome.end for outcome in seen.outcomes] == ["finished"] * 3
