@@ -29,6 +29,7 @@ BUSY: Final = 0.8  # load from which on a pool needs more nodes
 SPARE: Final = 0.55  # load below which one node fewer would do
 SUSTAINED_S: Final = 4.0  # for which a pool must be too busy; a flip, which is cheaper, is faster
 IDLE_S: Final = 60.0  # for which a node must be superfluous
+UNKNOWN_S: Final = 600.0  # for which a pool waits to know of nodes that load or are silent
 RETURN_S: Final = 20.0  # for which nodes come back to a coordinator that was started again
 GROWTH: Final = 2  # most desired nodes per ready one
 
@@ -77,6 +78,19 @@ class _Pool:
     attached: int = 0
     busy_since_s: float | None = None
     spare_since_s: float | None = None
+    unknown_since_s: float | None = None  # since when there are others, on and off
+    unknown_s: float = 0.0  # when there were any for the last time
+
+    def waits_for(self, others: int, now_s: float) -> bool:
+        """Return whether others may still come, so that what they are there for is not known."""
+        if others:
+            self.unknown_s = now_s
+            if self.unknown_since_s is None:
+                self.unknown_since_s = now_s
+        elif now_s - self.unknown_s > IDLE_S:
+            self.unknown_since_s = None
+        since_s = self.unknown_since_s
+        return others > 0 and since_s is not None and now_s - since_s < UNKNOWN_S
 
 
 class Foreseen(Protocol):
@@ -108,7 +122,7 @@ class DesiredNodes:
         self._clock = clock
         self._foresee = foresee
         self._sleep_after_s = sleep_after_s
-        self._began_s = self._last_request_s = clock.now()
+        self._began_s = self._last_request_s = self._last_tick_s = clock.now()
         self._pools: dict[NodeRole, _Pool] = {}
 
     @property
@@ -121,6 +135,10 @@ class DesiredNodes:
         now_s = self._clock.now()
         if num_requests:
             self._last_request_s = now_s
+        if now_s - self._last_tick_s >= SUSTAINED_S:  # nobody has looked: nothing has lasted
+            for pool in self._pools.values():
+                pool.busy_since_s = pool.spare_since_s = None
+        self._last_tick_s = now_s
         is_asleep = 0 < self._sleep_after_s <= now_s - self._last_request_s
         for role, demand in demands.items():
             attached = max(1, demand.ready + demand.others)
@@ -145,9 +163,9 @@ class DesiredNodes:
             giver.desired = max(1, min(giver.desired, giver.attached - 1))
 
     def _look(self, pool: _Pool, demand: PoolDemand, foreseen: Foreseen | None) -> None:
-        now_s, fewer = self._clock.now(), min(pool.desired, demand.ready) - 1
+        now_s, fewer = self._clock.now(), min(pool.desired - 1, demand.ready)
         wanted = _enough(demand) if foreseen is None else foreseen.cheapest(pool.desired)
-        is_spare = fewer > 0 and not demand.others
+        is_spare = fewer > 0 and not pool.waits_for(demand.others, now_s)
         if is_spare and foreseen is None:
             is_spare = demand.load_with(fewer) < SPARE
         elif is_spare and foreseen is not None:

@@ -8,7 +8,15 @@ from itertools import pairwise
 
 import pytest
 
-from coordinator.pools.desired import BUSY, GROWTH, IDLE_S, SUSTAINED_S, DesiredNodes, PoolDemand
+from coordinator.pools.desired import (
+    BUSY,
+    GROWTH,
+    IDLE_S,
+    SUSTAINED_S,
+    UNKNOWN_S,
+    DesiredNodes,
+    PoolDemand,
+)
 from pdserve.protocol import NodeRole
 from pdserve.shared.clock import ManualClock
 
@@ -92,7 +100,7 @@ def test_fewer_are_asked_for_one_at_a_time_and_late() -> None:
 def test_nobody_is_sent_away_while_something_is_not_known() -> None:
     clock = ManualClock()
     policy = DesiredNodes(clock)
-    for _ in range(1000):
+    for _ in range(round(UNKNOWN_S)):
         clock.advance(1.0)
         policy.tick({D: PoolDemand(2, 1, lambda n: 0.0)})  # the third one is silent
     assert policy.numbers == {D: 3}
@@ -100,6 +108,35 @@ def test_nobody_is_sent_away_while_something_is_not_known() -> None:
         clock.advance(1.0)
         policy.tick({D: PoolDemand(0, 1, lambda n: 0.0)})  # and so are the others, now
     assert policy.numbers == {D: 3}
+
+
+def test_nodes_that_never_come_to_work_keep_nobody_for_ever() -> None:
+    clock = ManualClock()
+    policy = DesiredNodes(clock)
+    for second in range(round(UNKNOWN_S + IDLE_S) + 2):
+        clock.advance(1.0)  # the third one loads, ends, and loads again
+        policy.tick({D: PoolDemand(2, 1 if second % 20 else 0, lambda n: 0.0)})
+    assert policy.numbers == {D: 1}
+
+
+def test_what_a_pool_could_not_have_is_not_wanted_for_ever() -> None:
+    clock = ManualClock()
+    policy = DesiredNodes(clock)
+    for load, desired in ((4.0, 2), (0.2, 1)):
+        for _ in range(round(IDLE_S) + 2):
+            clock.advance(1.0)
+            policy.tick({P: PoolDemand(1, 0, lambda n, load=load: load / n)})
+        assert policy.numbers == {P: desired}
+
+
+def test_what_nobody_has_looked_at_has_not_lasted() -> None:
+    """The process stood still, or the machine did."""
+    clock = ManualClock()
+    policy = DesiredNodes(clock)
+    policy.tick({D: PoolDemand(2, 0, lambda n: 0.1 / n), P: PoolDemand(2, 0, lambda n: 9.0 / n)})
+    clock.advance(3600.0)
+    policy.tick({D: PoolDemand(2, 0, lambda n: 0.1 / n), P: PoolDemand(2, 0, lambda n: 9.0 / n)})
+    assert policy.numbers == {D: 2, P: 2}
 
 
 def test_a_coordinator_that_is_started_again_sends_nobody_away() -> None:
