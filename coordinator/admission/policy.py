@@ -66,6 +66,7 @@ class _Running:
     slo: Slo
     predicted: PredictedTimes
     at_s: float
+    is_present: bool  # its class is: others leave it its slack, and nodes are there for it
     first_token_s: float | None = None
     was_interrupted: bool = False  # its times say nothing of what was predicted
 
@@ -195,10 +196,12 @@ class Admission(Generic[T]):
     ) -> None:
         """Record that a request, admitted with this `slo`, is being sent to its nodes."""
         self._in_flight.add([request_id], slo.tenant)
-        self._running[request_id] = _Running(slo, predicted, now_s)
-        if has_promise(slo):
+        # Where nobody is refused, no number of nodes may be enough for a promise.
+        is_present = has_promise(slo) if self._refuses else is_possible(slo, predicted)
+        self._running[request_id] = _Running(slo, predicted, now_s, is_present)
+        if is_present:
             self._presence.dispatched(slo, now_s)
-        else:
+        elif not has_promise(slo):
             num_tokens = predicted.uncached_tokens + OUTPUT_COST * predicted.output_tokens
             self.line.charge(slo, num_tokens)
 
@@ -231,9 +234,9 @@ class Admission(Generic[T]):
         if request is None:
             return
         slo, predicted = request.slo, request.predicted
-        if has_promise(slo):
+        if request.is_present:
             self._presence.ended(slo, now_s)
-        elif num_tokens:
+        elif num_tokens and not has_promise(slo):
             self.line.charge(slo, OUTPUT_COST * (num_tokens - predicted.output_tokens))
         if num_tokens > 1 and request.first_token_s is not None:
             real_s = (now_s - request.first_token_s) / (num_tokens - 1)

@@ -179,6 +179,18 @@ def test_what_even_idle_nodes_could_not_keep_is_served_without_a_promise(
     assert door.decide(INTERACTIVE, busy) == Wait()
 
 
+def test_no_number_of_nodes_is_asked_for_what_even_idle_ones_could_not_keep() -> None:
+    door = Door(refuses=False)
+    door.dispatch("a", replace(INTERACTIVE, tpot_s=IDLE.idle_tpot_s / 2))
+    assert door.admission.tightest(door.clock.now()) is None
+    door.dispatch("b", STANDARD)
+    assert door.admission.tightest(door.clock.now()) == (STANDARD.ttft_s, STANDARD.tpot_s)
+    for request_id in "ab":
+        door.admission.ended(request_id, door.clock.now(), 5)
+    door.clock.advance(2 * PRESENCE_S)
+    assert door.admission.tightest(door.clock.now()) is None
+
+
 def test_an_overdue_promise_is_hopeless() -> None:
     overdue = Slo(name="interactive", priority=2, ttft_s=-0.1, tpot_s=0.1)
     door = Door()
