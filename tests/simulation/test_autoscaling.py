@@ -1,317 +1,23 @@
-"""Pools under load that changes: the real decisions, over nodes whose work is a fluid.
-
-What decides is real: loads, rebalancer, desired numbers, standby, and the steps of `--autoscale`.
-What it decides about is two queues. Prompts bring work for prefill nodes, in seconds; computed
-prompts become streams, which decode nodes share evenly and which end after so many tokens.
-"""
+"""Pools under load that changes, as desired: by flips, nodes on standby, and new processes."""
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from math import pi, sin
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
 from typing import cast
 
 import pytest
-from msgspec import structs
 
-from coordinator.admission.arrivals import DAY_S, Arrivals
-from coordinator.admission.decisions import Reason
-from coordinator.nodes.registry import Member, Registry
-from coordinator.pools.desired import POOLS, DesiredNodes, PoolDemand
-from coordinator.pools.loads import PoolLoads
-from coordinator.pools.lookahead import LookAhead
-from coordinator.pools.rebalancer import Rebalancer
-from coordinator.pools.role_changes import RoleChanges, carry_out
-from coordinator.pools.standby import StandbyNodes
-from coordinator.pools.starts import Starts
-from coordinator.routing.router import NodeOutlook
+from coordinator.admission.arrivals import DAY_S
+from coordinator.pools.desired import UNKNOWN_S
 from coordinator.status import ROLES
-from pdserve.commands.cluster.autoscale import ScaleStep, next_steps
 from pdserve.commands.cluster.config import Scale
-from pdserve.commands.simulation.coordinator import HEARTBEAT_S
-from pdserve.metrics import CoordinatorMetrics
-from pdserve.protocol import LoadReport, NodeRole, NodeState, PerfReport, SetRole, StepCosts
-from pdserve.protocol.status import ClusterStatus, CoordinatorStatus, NodeStatus
+from pdserve.protocol import NodeRole, SetRole
 from pdserve.shared.clock import ManualClock
-from tests.fakes.members import NUM_BLOCKS, join, said_to
+from tests.fakes.members import said_to
 from tests.matrix import matrix
-
-P, D = NodeRole.PREFILL, NodeRole.DECODE
-TTFT_S, TPOT_S = 2.0, 0.05
-LOAD_S = 30.0  # from the start of a process until it has loaded
-OUTPUT_TOKENS = 60
-FIRST_STEP_S, ROW_S = 0.010, 0.001  # of a decode step: for one stream, and for each further one
-PERF = PerfReport(
-    step=StepCosts(knot_tokens=[1, 1001], knot_s=[FIRST_STEP_S, FIRST_STEP_S + 1000 * ROW_S]),
-    token_budget=1001,
-    max_batch_size=1000,
-)
-
-
-class Promises:
-    """What was promised, and that nobody is refused."""
-
-    num_refused: Mapping[Reason, int] = {}
-
-    def __init__(self) -> None:
-        self.arrivals = Arrivals()
-
-    def tightest(self, now_s: float) -> tuple[float, float]:
-        return TTFT_S, TPOT_S
-
-    def longest_wait_s(self, now_s: float) -> float:
-        return 0.0
-
-
-@dataclass(eq=False)
-class Process:
-    """A node, from its start on."""
-
-    member: Member
-    on_standby: bool
-    loaded_s: float
-    num_orders: int = 0  # carried out
-
-    @property
-    def is_ready(self) -> bool:
-        return self.member.is_ready
-
-
-@dataclass
-class Load:
-    """What users ask for."""
-
-    rate: float = 0.0  # requests/s
-    prompt_s: float = 0.01  # of one prefill node's time, for a prompt
-    noise: float = 0.0
-
-
-@dataclass
-class World:
-    """A cluster that `pdserve up --autoscale` runs, and its users."""
-
-    scale: Scale
-    first: Mapping[NodeRole, int]
-    load: Load
-    sleep_after_s: float = 0.0
-    foresees: bool = True  # False: only what is now counts
-    clock: ManualClock = field(default_factory=ManualClock)
-    told: list[tuple[float, str]] = field(default_factory=list)  # (when, what was decided)
-
-    def __post_init__(self) -> None:
-        self.registry = Registry()
-        self.processes: dict[str, Process] = {}
-        self.random = random.Random(1)
-        self.arrived = self.served = self.missed = 0.0  # requests
-        self.node_s = 0.0  # of all processes, whatever they do
-        self.promises = Promises()
-        self.line = 0.0  # requests that wait for nodes
-        self.queue_s = 0.0  # work of prompts
-        self.streams = 0.0
-        self.changes = RoleChanges(self.registry, "disaggregated", CoordinatorMetrics())
-        self.loads = PoolLoads(self.registry, self.promises, self._outlook, self.clock)
-        starts = Starts(
-            self.registry, self.changes, self.clock, lambda: self.desired.numbers, flips=True
-        )
-        ahead = LookAhead(
-            self.promises.arrivals, self.clock, starts.until_next_s, dict.fromkeys(NodeRole, 1.0)
-        )
-        self.desired = DesiredNodes(
-            self.clock, self.sleep_after_s, ahead.at if self.foresees else nothing_foreseen
-        )
-        self.rebalancer = Rebalancer(self.clock)
-        self.standby = StandbyNodes(
-            self.registry, self.changes, lambda: self.desired.numbers, lambda: True, flips=True
-        )
-        for role, number in self.first.items():
-            for index in range(number):
-                self._start(f"{ROLES[role]}-{index}", on_standby=False, within_s=0.0)
-
-    def _outlook(self, _: Member) -> NodeOutlook:
-        return NodeOutlook(self.queue_s / max(1, self.ready(P)), 0.0, 1.0)
-
-    def ready(self, role: NodeRole) -> int:
-        return sum(p.is_ready and p.member.role is role for p in self.processes.values())
-
-    @property
-    def num_inflight(self) -> float:
-        return self.line + self.queue_s / self.load.prompt_s + self.streams
-
-    def run(self, seconds: float) -> None:
-        """Let time pass."""
-        for tick in range(round(seconds / HEARTBEAT_S)):
-            self.clock.advance(HEARTBEAT_S)
-            self._work()
-            for process in list(self.processes.values()):
-                self._beat(process)
-            self._coordinate()
-            if tick % 2:
-                self._autoscale()
-
-    def happened(self, since_s: float = 0.0) -> Counter[str]:
-        """What was decided since then, but for which node."""
-        return Counter(what.rpartition(" ")[0] for at_s, what in self.told if at_s >= since_s)
-
-    @property
-    def attainment(self) -> float:
-        """The share of the requests that kept both promises."""
-        return 1 - self.missed / self.arrived
-
-    # ---- users, and the work of nodes ----------------------------------------------------------
-
-    def _work(self) -> None:
-        factor = 1 + self.load.noise * self.random.uniform(-1, 1)
-        come = self.load.rate * factor * HEARTBEAT_S
-        for _ in range(int(self.arrived + come) - int(self.arrived)):
-            self.promises.arrivals.observe("", self.load.prompt_s, self.clock.now())
-        self.arrived += come
-        self.line += come
-        if self.ready(P) and self.ready(D):
-            self.queue_s += self.line * self.load.prompt_s
-            self.line = 0.0
-        done_s = min(self.queue_s, self.ready(P) * HEARTBEAT_S)
-        self.queue_s -= done_s
-        self.busy_share = done_s / (HEARTBEAT_S * self.ready(P)) if self.ready(P) else 0.0
-        self.streams += done_s / self.load.prompt_s
-        if self.ready(D):
-            life_s = OUTPUT_TOKENS * _step_s(self.streams / self.ready(D))
-            ended = self.streams * min(1.0, HEARTBEAT_S / life_s)
-            self.streams -= ended
-            self.served += ended
-        self.node_s += HEARTBEAT_S * len(self.processes)
-        self.missed += come * self._is_late()
-
-    def _is_late(self) -> bool:
-        """Whether a request that comes now misses a promise."""
-        if not (self.ready(P) and self.ready(D)):
-            return True
-        waits_s, gap_s = self.queue_s / self.ready(P), _step_s(self.streams / self.ready(D))
-        return waits_s + self.load.prompt_s > TTFT_S or gap_s > TPOT_S
-
-    def _beat(self, process: Process) -> None:
-        """A node reports, and carries out what it was told."""
-        member, now_s = process.member, self.clock.now()
-        if member.load.state is NodeState.DRAINING:  # its streams are elsewhere now
-            del self.processes[member.node_id]
-            self.registry.remove(member)
-            return
-        orders = [message for message in said_to(member) if isinstance(message, SetRole)]
-        role = orders[-1].role if orders else member.role
-        is_loaded = now_s >= process.loaded_s
-        waits = process.on_standby and not orders
-        report = LoadReport(
-            state=NodeState.READY if is_loaded and not waits else NodeState.LOADING,
-            role=role,
-            is_standby=is_loaded and waits,
-            free_blocks=NUM_BLOCKS,
-        )
-        if is_loaded and member.perf is None:
-            self.registry.profiled(member, PERF)
-        if process.is_ready and role is P:
-            report = structs.replace(report, busy_share=self.busy_share)
-        elif process.is_ready:
-            report = structs.replace(report, running_requests=round(self.streams / self.ready(D)))
-        self.registry.report(member, report)
-
-    # ---- decisions -----------------------------------------------------------------------------
-
-    def _coordinate(self) -> None:
-        """As the coordinator at every heartbeat."""
-        num_orders = self._num_orders()
-        turn = self.rebalancer.tick(self.loads.look(), self.desired.numbers)
-        if turn is not None:
-            carry_out(turn, self.changes, self.desired)
-            self._tell(f"flip {turn.node_id} to {ROLES[turn.role]}")
-        self.desired.tick(
-            self.loads.demands(POOLS["disaggregated"]), 1 if self.num_inflight > 0.5 else 0
-        )
-        before = num_orders + (turn is not None)
-        self.standby.look()
-        for _ in range(self._num_orders() - before):
-            self._tell("standby begins here")
-
-    def _num_orders(self) -> int:
-        return sum(len(said_to(process.member)) for process in self.processes.values())
-
-    def _autoscale(self) -> None:
-        """As `pdserve up --autoscale` every second."""
-        names = [f"{role}-{n}" for role in ("prefill", "decode") for n in range(self.scale.most)]
-        started = [name for name in names if name in self.processes]
-        spare = [name for name in names if name not in self.processes]
-        for step in next_steps(self._status(), started, spare, self.scale):
-            self._tell(f"{step.what} {step.name}")
-            self._make(step)
-
-    def _make(self, step: ScaleStep) -> None:
-        if step.what == "retire":
-            member = self.processes[step.name].member
-            self.registry.report(member, structs.replace(member.load, state=NodeState.DRAINING))
-            return
-        self._start(step.name, on_standby=step.what == "start on standby", within_s=LOAD_S)
-
-    def _start(self, name: str, *, on_standby: bool, within_s: float) -> None:
-        role = P if name.startswith("prefill") else D
-        member = join(self.registry, name, role, state=NodeState.LOADING)
-        self.processes[name] = Process(member, on_standby, self.clock.now() + within_s)
-        if not within_s:
-            self._beat(self.processes[name])
-
-    def _status(self) -> ClusterStatus:
-        """What `/status` says of the nodes, as far as an autoscaler asks."""
-        nodes = [
-            NodeStatus(
-                node_id=member.node_id,
-                role=ROLES[member.role],
-                state="ready" if member.is_ready else "loading",
-                is_standby=member.is_standby,
-                loading_progress=1.0,
-                incarnation="1",
-                session_address="",
-                metrics_address="",
-                num_blocks=1,
-                free_blocks=1,
-                cached_blocks=0,
-                pinned_blocks=0,
-                queued_tokens=0,
-                running_requests=member.load.running_requests,
-                waiting_requests=0,
-                step_time_ms=0.0,
-            )
-            for member in self.registry
-        ]
-        desired = {ROLES[role]: number for role, number in self.desired.numbers.items()}
-        return ClusterStatus(
-            model="m",
-            mode="disaggregated",
-            ready=True,
-            inflight=0,
-            nodes=nodes,
-            coordinator=CoordinatorStatus(desired_nodes=desired),
-        )
-
-    def _tell(self, what: str) -> None:
-        self.told.append((self.clock.now(), what))
-
-
-def nothing_foreseen(role: NodeRole, demand: PoolDemand) -> None:
-    """As Foresee."""
-
-
-def by_day(now_s: float) -> float:
-    """Requests/s: from 1 at night to 8 in the afternoon."""
-    return 1.0 + 7.0 * sin(pi * (now_s % DAY_S) / DAY_S) ** 2
-
-
-def at_noon(now_s: float) -> float:
-    """2 requests/s, and 8 in one hour of each day."""
-    return 8.0 if DAY_S / 2 <= now_s % DAY_S < DAY_S / 2 + 3600 else 2.0
-
-
-def _step_s(batch: float) -> float:
-    return FIRST_STEP_S + ROW_S * max(0.0, batch - 1)
+from tests.simulation.fluid import LOAD_S, MOST_START_S, TTFT_S, D, Load, P, World, at_noon, by_day
 
 
 def settled(world: World) -> World:
@@ -386,6 +92,78 @@ def test_a_node_that_is_lost_is_replaced_by_the_one_on_standby_at_once() -> None
     assert cast("SetRole", said_to(standby)[-1]).role is D, "before anything else happens"
     world.run(1.0)
     assert world.ready(D) == 1
+
+
+HUNG = {"prefill-1": inf, "decode-1": inf}
+
+
+def odd_world(most: int, rate: float, load_s: Callable[[str], float] = lambda _: LOAD_S) -> World:
+    return World(Scale(1, most), {P: 1, D: 1}, Load(rate, 0.1), load_s=load_s)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_nodes_that_never_come_to_work_stand_in_nobodys_way() -> None:
+    world = odd_world(4, 2.0, lambda name: HUNG.get(name, LOAD_S))
+    world.run(30)
+    world.load.rate = 20.0
+    world.run(420)
+    assert world.ready(P) + world.ready(D) >= 5, world.told
+    world.load.rate = 2.0
+    world.run(600)
+    assert (world.ready(P), world.ready(D)) == (1, 1), world.told
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_nodes_that_never_come_to_work_do_not_keep_others_either() -> None:
+    """Nobody is there to replace them."""
+    world = odd_world(2, 20.0, lambda name: HUNG.get(name, LOAD_S))
+    world.run(120)
+    assert (world.desired.numbers[P], world.ready(P)) > (2, 1)
+    world.load.rate = 2.0
+    world.run(UNKNOWN_S + 150)
+    assert world.desired.numbers == {P: 1, D: 1}
+    world.run(MOST_START_S - UNKNOWN_S)
+    assert "prefill-1" not in world.processes, world.told
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_starts_of_ten_times_the_usual_length_end_in_nodes() -> None:
+    took_s = [LOAD_S]
+    world = odd_world(4, 2.0, lambda _: took_s[0])
+    world.run(45)
+    took_s[0], world.load.rate = 10 * LOAD_S, 20.0
+    world.run(900)
+    assert world.happened()["start"] <= 6, world.told
+    assert world.loads.of(P) < 1.0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_who_dies_on_standby_costs_no_node_that_works() -> None:
+    world = settled(odd_world(4, 5.0))
+    for _ in range(10):
+        world.run(LOAD_S + 15)
+        for process in [*world.processes.values()]:
+            if process.member.is_standby:
+                world.lose(process)
+    assert world.happened().keys() == {"start on standby"}, world.told
+    world.load.rate = 25.0
+    world.run(120)
+    assert world.ready(P) >= 3, "it still grows"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_coordinator_that_takes_over_changes_nothing() -> None:
+    world = odd_world(6, 18.0)
+    world.run(600)
+    for _ in range(3):
+        world.decide_anew()
+        world.run(120)
+    assert world.happened(since_s=600) == {}, world.told
 
 
 def around_noon(*, foresees: bool) -> World:

@@ -69,6 +69,8 @@ class Restarts:
             pause_s = backoff.ended()
             self._say(f"{told} in {pause_s:.1f} s")
             await asyncio.sleep(pause_s)
+            if self._cluster.is_retired(name):
+                return
             try:
                 on_standby = self._cluster.begins_on_standby(name)
                 await self._cluster.start_node(name, on_standby=on_standby)

@@ -148,6 +148,10 @@ class Cluster:
         """Whether the process was started and has not ended."""
         return name in self._processes and self._processes[name].is_running
 
+    def is_retired(self, name: str) -> bool:
+        """Whether the node was drained for good, and not started since."""
+        return name in self._retired
+
     def begins_on_standby(self, name: str) -> bool:
         """Whether the node was last started to load and wait, whatever it does by now."""
         return name in self._on_standby

@@ -10,7 +10,14 @@ from typing import NoReturn
 import pytest
 from msgspec.structs import replace
 
-from pdserve.commands.cluster.autoscale import Autoscaler, ScaleStep, next_steps
+from pdserve.commands.cluster.autoscale import (
+    LEAST_LATE_S,
+    MOST_TRIES,
+    Autoscaler,
+    ScaleStep,
+    Starting,
+    next_steps,
+)
 from pdserve.commands.cluster.config import ClusterConfig, Scale
 from pdserve.commands.cluster.restarts import Restarts
 from pdserve.protocol.status import (
@@ -22,6 +29,7 @@ from pdserve.protocol.status import (
 )
 from pdserve.settings.config import RoutingConfig
 from pdserve.settings.speculation import SpeculationConfig
+from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import ConfigError
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
@@ -60,10 +68,18 @@ def steps(
     decode: int,
     scale: Scale = ONE_TO_THREE,
     unplaced: Sequence[str] = (),
+    to_stand_by: Sequence[str] = (),
+    starting: Starting | None = None,
 ) -> list[ScaleStep]:
     """What is done where so many nodes are desired."""
     started = [*(status.node_id for status in nodes), *unplaced]
-    status = ClusterStatus(
+    spare = [name for name in NODES if name not in started]
+    status = told(nodes, prefill, decode)
+    return next_steps(status, started, spare, scale, unplaced, to_stand_by, starting)
+
+
+def told(nodes: Sequence[NodeStatus], prefill: int, decode: int) -> ClusterStatus:
+    return ClusterStatus(
         model="m",
         mode="disaggregated",
         ready=True,
@@ -71,13 +87,12 @@ def steps(
         nodes=list(nodes),
         coordinator=CoordinatorStatus(desired_nodes={"prefill": prefill, "decode": decode}),
     )
-    spare = [name for name in NODES if name not in started]
-    return next_steps(status, started, spare, scale, unplaced)
 
 
 P0, P1 = node("prefill-0", "prefill"), node("prefill-1", "prefill")
 D0, D1 = node("decode-0", "decode", requests=5), node("decode-1", "decode", requests=2)
 WAITS = replace(node("prefill-2", "prefill", "loading"), is_standby=True)
+LOADS = node("decode-1", "decode", "loading")
 MOVED = [node(f"prefill-{number}", "decode", requests=9) for number in (1, 2)]
 
 
@@ -106,9 +121,10 @@ def stand_by(name: str) -> ScaleStep:
         ([P0, D0], (1, 1), stand_by("prefill-1")),
         ([P0, D0], (0, 0), stand_by("prefill-1")),  # 1 at least
         ([P0, D0, WAITS], (1, 1), None),
-        # One thing at a time.
-        ([P0, D0, node("decode-1", "decode", "loading")], (1, 3), None),
-        ([P0, D0, node("decode-1", "decode", "loading")], (1, 1), None),
+        # Nobody waits for the next node, but for fewer.
+        ([P0, D0, LOADS], (1, 3), ScaleStep("start", "decode-2")),
+        ([P0, D0, LOADS], (1, 2), None),
+        ([P0, D0, LOADS], (1, 1), None),
         ([P0, D0, node("decode-1", "decode", "draining")], (1, 1), None),
     ],
 )
@@ -123,6 +139,91 @@ def test_all_that_lack_start_at_once() -> None:
     started = ("prefill-1", "prefill-2", "decode-1")
     assert steps([P0, D0], 5, 2) == [ScaleStep("start", name) for name in started]
     assert steps([P0, D0, D1], 3, 1) == [ScaleStep("start", "prefill-1")]
+
+
+def test_one_that_loads_to_stand_by_is_given_to_a_pool_that_lacks_one() -> None:
+    assert steps([P0, D0, LOADS], 1, 2, to_stand_by=["decode-1"]) == []
+    assert steps([P0, D0, LOADS], 1, 3, to_stand_by=["decode-1"]) == [
+        ScaleStep("start", "decode-2")
+    ]
+
+
+class Seen:
+    """What a cluster of P0, D0 and decode-1 shows, second by second."""
+
+    def __init__(self, most_s: float = 900.0) -> None:
+        self.clock = ManualClock()
+        self.starting = Starting(self.clock, most_s)
+        self.pids = {"prefill-0": 1, "decode-0": 2, "decode-1": 3}
+
+    def for_s(self, seconds: float, *nodes: NodeStatus) -> None:
+        for _ in range(round(seconds)):
+            self.clock.advance(1.0)
+            self.starting.look(told([P0, D0, *nodes], 1, 1), self.pids)
+
+    def steps(
+        self, decode: int, *nodes: NodeStatus, scale: Scale = ONE_TO_THREE
+    ) -> list[ScaleStep]:
+        return steps([P0, D0, *nodes], 1, decode, scale, starting=self.starting)
+
+
+def test_a_node_that_never_works_is_replaced_and_goes() -> None:
+    seen = Seen()
+    seen.for_s(20, LOADS)
+    seen.for_s(5, D1)  # so long do starts take
+    seen.pids["decode-1"] = 4
+    seen.for_s(20, LOADS)
+    assert seen.steps(2, LOADS) == []
+    seen.for_s(100, LOADS)
+    assert seen.starting.late == ["decode-1"]
+    assert seen.steps(2, LOADS) == [ScaleStep("start", "decode-2")]
+    second = node("decode-2", "decode", "loading")
+    assert seen.steps(2, LOADS, second) == [], "until that works"
+    works = replace(second, state="ready")
+    assert seen.steps(2, LOADS, works) == [ScaleStep("retire", "decode-1")]
+    assert seen.steps(2, LOADS, scale=Scale(1, 2)) == [ScaleStep("start", "decode-2")]
+    del seen.pids["decode-1"]
+    seen.for_s(1)
+    assert seen.steps(1) == [stand_by("prefill-1")]
+    assert seen.steps(3) == [ScaleStep("start", "decode-2"), ScaleStep("start", "decode-1")], "last"
+
+
+def test_starts_that_take_ten_times_as_long_are_waited_for() -> None:
+    seen = Seen()
+    seen.for_s(20, LOADS)
+    seen.for_s(5, D1)
+    seen.pids["decode-1"] = 4
+    seen.for_s(102, LOADS)
+    assert seen.starting.late, "one is replaced"
+    seen.pids["decode-2"] = 5
+    seen.for_s(98, LOADS, node("decode-2", "decode", "loading"))
+    assert seen.starting.late == ["decode-1"], "but starts are known to take longer now"
+    seen.for_s(5, D1, node("decode-2", "decode", "loading"))
+    assert seen.starting.late == []
+
+
+def test_a_node_that_ends_again_and_again_is_not_waited_for() -> None:
+    seen = Seen()
+    for pid in range(MOST_TRIES + 1):
+        assert not seen.starting.late
+        seen.pids["decode-1"] = 10 + pid
+        seen.for_s(3, LOADS)
+    assert seen.starting.late == ["decode-1"]
+    seen.for_s(1, D1)
+    assert seen.starting.late == [], "it works after all"
+
+
+def test_nobody_waits_for_ever_and_a_coordinator_that_comes_back_is_no_start() -> None:
+    seen = Seen(most_s=300.0)
+    seen.for_s(5, D1)
+    seen.for_s(2)  # nobody is there
+    seen.for_s(5, D1)
+    seen.pids["decode-1"] = 4
+    seen.for_s(299, LOADS)
+    assert seen.starting.late == [], "nobody knows how long starts take"
+    assert 2 * LEAST_LATE_S < 299
+    seen.for_s(3, LOADS)
+    assert seen.steps(3, LOADS) == [ScaleStep("retire", "decode-1")], "to be started anew"
 
 
 def test_what_the_coordinator_does_not_give_to_a_pool_is_started() -> None:

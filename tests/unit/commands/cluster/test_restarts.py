@@ -55,6 +55,9 @@ class ClusterOfOne:
     def is_running(self, name: str) -> bool:
         return self.is_up
 
+    def is_retired(self, name: str) -> bool:
+        return False
+
     def begins_on_standby(self, name: str) -> bool:
         return self.on_standby
 
@@ -140,8 +143,12 @@ async def test_of_two_who_start_a_node_at_the_same_time_one_does():
 class ClusterThatLacksOne(ClusterOfOne):
     """Its load asks for a decode node."""
 
+    config = ClusterConfig()
     unplaced_nodes: tuple[str, ...] = ()
     node_names = ("decode-0",)
+
+    def pid(self, name: str) -> int:
+        return 18
 
     @property
     def started_nodes(self) -> list[str]:
@@ -183,6 +190,25 @@ async def test_what_somebody_else_has_started_during_the_pause_is_left_alone():
     said: asyncio.Queue[str] = asyncio.Queue()
     restarts = Restarts(StartedElsewhere(num_refused=0), said.put_nowait)
     running = asyncio.create_task(restarts.run())
+    async with asyncio.timeout(30):
+        told = [await said.get() for _ in range(2)]
+    assert told[1].startswith("decode-1 (pid 18) ended"), "others are looked after"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_what_is_not_needed_any_more_is_not_started_again():
+    class Retired(ClusterOfOne):
+        async def start_node(self, name: str, *, on_standby: bool = False) -> None:
+            raise AssertionError(f"{name} was retired")
+
+        def is_retired(self, name: str) -> bool:
+            if name == "decode-0":
+                self.exits.put_nowait(Exit("decode-1", 18, SICK, ""))
+            return True
+
+    said: asyncio.Queue[str] = asyncio.Queue()
+    running = asyncio.create_task(Restarts(Retired(num_refused=0), said.put_nowait).run())
     async with asyncio.timeout(30):
         told = [await said.get() for _ in range(2)]
     assert told[1].startswith("decode-1 (pid 18) ended"), "others are looked after"
