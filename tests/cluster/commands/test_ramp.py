@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -31,12 +31,13 @@ from pdserve.commands.cluster.autoscale import Autoscaler
 from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.commands.cluster.restarts import Restarts
 from pdserve.engine.model_runner import ModelStep
+from pdserve.protocol.status import ClusterStatus
 from pdserve.settings.config import ProfileConfig
 from pdserve.settings.speculation import SpeculationConfig
 from pdserve.shared.errors import ClusterError
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
-from tests.cluster.fleet import START_S, Fleet, fleet_config, running
+from tests.cluster.fleet import START_S, Fleet, fleet_config, read_gauges, running
 from tests.cluster.forked import ForkedChild
 from tests.simulation.test_scaled_ramp import RAMP, rate_at
 
@@ -80,6 +81,7 @@ class DeviceChild(ForkedChild):
 class Answer:
     """What a client heard."""
 
+    at_s: float  # it was asked, from the beginning of the ramp
     ttft_s: float
     tpot_s: float
 
@@ -88,16 +90,31 @@ class Answer:
         return self.ttft_s <= USUAL_TTFT_S and self.tpot_s <= USUAL_TPOT_S
 
 
+@dataclass(slots=True)
+class Look:
+    """What `/status` and `/metrics` of the coordinator said."""
+
+    at_s: float
+    text: str  # nodes, and what waits
+
+
 @dataclass
 class Watched:
-    """What was seen of a cluster, a look a second."""
+    """What was seen of a cluster, a look a second, and what its autoscaler said."""
 
+    began_s: float = 0.0
+    said: list[tuple[float, str]] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
     node_s: float = 0.0
     desired: list[int] = field(default_factory=list)  # nodes of both pools
     serving: list[int] = field(default_factory=list)
     coordinator_bytes: list[int] = field(default_factory=list)
     longest_s: dict[str, float] = field(default_factory=dict)  # node: loading, or draining
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        """As an autoscaler's `say`."""
+        self.said.append((monotonic() - self.began_s, text))
 
     async def watch(self, fleet: Fleet) -> NoReturn:
         before_s = monotonic()
@@ -112,6 +129,8 @@ class Watched:
         self.node_s += len(fleet.started_nodes) * (now_s - before_s)
         self.desired.append(sum(status.coordinator.desired_nodes.values()))
         self.serving.append(sum(node.state == "ready" for node in status.nodes))
+        gauges = await read_gauges(fleet.url.removeprefix("http://"))
+        self.looks.append(Look(now_s - self.began_s, _told(status, gauges)))
         memory = psutil.Process(fleet.pid(COORDINATOR)).memory_info()
         self.coordinator_bytes.append(memory.rss)
         busy = {
@@ -130,7 +149,44 @@ class Watched:
         return sum(a * b < 0 for a, b in pairwise(steps))
 
 
-async def answer(client: Client, random: Random) -> Answer:
+def _told(status: ClusterStatus, gauges: dict[str, float]) -> str:
+    """Of each pool: nodes that work, are desired, and load; what waits for them, and their load."""
+    text = []
+    for role in ("prefill", "decode"):
+        pool = [node for node in status.nodes if node.role == role and not node.is_standby]
+        ready = [node for node in pool if node.state == "ready"]
+        desired, load = status.coordinator.desired_nodes.get(role, 0), gauges[f"{role}_pool_load"]
+        running = sum(node.running_requests for node in ready)
+        waiting = sum(node.waiting_requests for node in ready)
+        queued = sum(node.queued_tokens for node in ready)
+        text.append(
+            f"{len(ready)} of {desired} (+{len(pool) - len(ready)}), load {load:4.2f}, "
+            f"{running:2} run, {waiting:2} wait, {queued:5} tokens queued"
+        )
+    standby = sum(node.is_standby for node in status.nodes)
+    return f"P {text[0]} | D {text[1]} | {standby} on standby, {status.waiting} in line"
+
+
+def told_by_minute(answers: Sequence[Answer], watched: Watched) -> list[str]:
+    """What one needs to see why promises were broken: each minute's requests, nodes and changes."""
+    lines = []
+    for minute in range(int(watched.looks[-1].at_s // 60) + 1):
+        part = [one for one in answers if minute <= one.at_s / 60 < minute + 1]
+        late = sum(not one.is_in_time for one in part)
+        ttft_s = max((one.ttft_s for one in part), default=0.0)
+        tpot_s = max((one.tpot_s for one in part), default=0.0)
+        lines.append(
+            f"minute {minute}: {len(part)} requests, {late} late; worst TTFT {ttft_s:.1f} s, "
+            f"TPOT {tpot_s:.3f} s"
+        )
+        looks = [look for look in watched.looks if minute <= look.at_s / 60 < minute + 1]
+        events = [(look.at_s, look.text) for look in looks[:: len(looks) // 4 + 1]]
+        events += [event for event in watched.said if minute <= event[0] / 60 < minute + 1]
+        lines += [f"  {at_s:5.0f} s  {text}" for at_s, text in sorted(events)]
+    return lines
+
+
+async def answer(client: Client, random: Random, at_s: float) -> Answer:
     """Ask for one, of a prompt that nobody has sent before."""
     prompt = make_prompt(round(PROMPT * random.uniform(0.5, 2.0)), random.randrange(1 << 30))
     number, began_s = round(ANSWER * random.uniform(0.5, 2.0)), monotonic()
@@ -139,7 +195,7 @@ async def answer(client: Client, random: Random) -> Answer:
         first_s = monotonic()
         output = await stream.rest()
     assert len(output.tokens) == number, output
-    return Answer(first_s - began_s, (monotonic() - first_s) / (number - 1))
+    return Answer(at_s, first_s - began_s, (monotonic() - first_s) / (number - 1))
 
 
 def arrivals(seconds: float) -> Iterator[float]:
@@ -159,7 +215,7 @@ async def sent(client: Client, times: Iterator[float]) -> list[Answer]:
         tasks = []
         for at_s in times:
             await asyncio.sleep(max(0.0, began_s + at_s - monotonic()))
-            tasks.append(group.create_task(answer(client, random)))
+            tasks.append(group.create_task(answer(client, random, at_s)))
     return [task.result() for task in tasks]
 
 
@@ -172,7 +228,6 @@ async def test_a_ramp_is_followed_by_real_processes(tiny_checkpoint: Path) -> No
         speculation=SpeculationConfig(mode="off"),
     )
     config = replace(config, profile=ProfileConfig())  # of steps that take as long as real ones
-    said: list[str] = []
     watched, seconds = Watched(), 60 * MINUTES
     async with (
         running(Fleet(config, make_child=DeviceChild)) as fleet,
@@ -183,9 +238,10 @@ async def test_a_ramp_is_followed_by_real_processes(tiny_checkpoint: Path) -> No
         process = psutil.Process(fleet.pid(COORDINATOR))
         fds = process.num_fds()
         async with asyncio.TaskGroup() as group:
+            watched.began_s = monotonic()
             keeping = [
-                group.create_task(Autoscaler(fleet, scale, said.append).run()),
-                group.create_task(Restarts(fleet, said.append).run()),
+                group.create_task(Autoscaler(fleet, scale, watched.say).run()),
+                group.create_task(Restarts(fleet, watched.say).run()),
                 group.create_task(watched.watch(fleet)),
             ]
             answers = await sent(client, arrivals(seconds))
@@ -203,7 +259,7 @@ async def test_a_ramp_is_followed_by_real_processes(tiny_checkpoint: Path) -> No
             f"{watched.turns} turns; coordinator {bytes_of[0] >> 20}, {max(bytes_of) >> 20}, "
             f"{bytes_of[-1] >> 20} MiB, {process.num_fds() - fds} more descriptors; "
             f"longest {watched.longest_s}",
-            *said,
+            *told_by_minute(answers, watched),
             sep="\n",
         )
         assert peak > 3, "the cluster did not grow"
