@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,6 +42,21 @@ def starved_seconds(pid: int) -> float:
         if Path(f"/proc/{pid}").exists():
             return 0.0
         raise ClusterError(f"there is no process {pid}") from None
+
+
+def busy_seconds(cores: Collection[int], stat: Path = Path("/proc/stat")) -> float:
+    """Return the CPU seconds of everybody on these cores since the system was started.
+
+    What a hypervisor has given to others is among them.
+    """
+    wanted = {f"cpu{core}" for core in cores}
+    ticks = 0
+    for line in stat.read_text().splitlines():
+        name, *counts = line.split()
+        if name in wanted:
+            user, nice, system, _idle, _waiting, interrupts, soft, *rest = map(int, counts)
+            ticks += user + nice + system + interrupts + soft + sum(rest[:1])
+    return ticks / _TICKS_PER_S
 
 
 def thread_seconds(pid: int) -> dict[str, float]:

@@ -32,10 +32,10 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
         pairs = [
             (predicted, measured)
             for row in self.rows
-            for predicted, measured, is_known in zip(
-                row.predicted, row.measured, row.client_kept_up, strict=True
+            for predicted, measured, limit in zip(
+                row.predicted, row.measured, row.limits, strict=True
             )
-            if is_known
+            if not limit
         ]
         below = [pair for pair in pairs if max(pair[0].attainment, pair[1].attainment) >= _KNEE]
         points = _points(pairs)
@@ -51,7 +51,7 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
             _line("TTFT p99 below the knee", _off(below, lambda f: f.ttft_p99), "{:.1%}"),
             _line("TPOT p50 below the knee", _off(below, lambda f: f.tpot_p50), "{:.1%}"),
             *said(self.regrets),
-            *self._said_client(),
+            *self._said_limits(),
             self._said_machine(),
             *(
                 f"OUTSIDE the calibration: {what} from {least} to {most}"
@@ -62,14 +62,14 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
     def _said_tails(self) -> str:
         tails, expected = [], 0.0
         for row in self.rows:
-            for runs, bounds, measured, is_known in zip(
+            for runs, bounds, measured, limit in zip(
                 row.predicted_kinds,
                 row.predicted_ttft_p99,
                 row.measured,
-                row.client_kept_up,
+                row.limits,
                 strict=True,
             ):
-                if bounds is None or measured.ttft_p99 is None or not is_known:
+                if bounds is None or measured.ttft_p99 is None or limit:
                     continue
                 least, most = bounds
                 tails.append(least <= measured.ttft_p99 <= most)
@@ -80,15 +80,19 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
             f"the prediction perfect, {expected:.0f} would"
         )
 
-    def _said_client(self) -> list[str]:
-        kept_up = [is_known for row in self.rows for is_known in row.client_kept_up]
-        num_limited = kept_up.count(False)
-        if not num_limited:
-            return []
-        return [
-            f"at {num_limited} of {len(kept_up)} rates the load client is the limit, measured or "
-            "predicted: they are left out of all errors"
-        ]
+    def _said_limits(self) -> list[str]:
+        limits = [limit for row in self.rows for limit in row.limits]
+        told = []
+        for limit, what in (
+            ("client's limit", "the load client is the limit, measured or predicted"),
+            ("others' load", "processes of others had more than a tenth of the cores"),
+        ):
+            if num_limited := limits.count(limit):
+                told.append(
+                    f"at {num_limited} of {len(limits)} rates {what}: they are left out of all "
+                    "errors"
+                )
+        return told
 
     def _said_machine(self) -> str:
         alone = sorted(factor for row in self.rows for factor in row.alone if factor is not None)
@@ -126,11 +130,11 @@ def table(report: PredictionReport) -> Table:
                    "TPOT p50", "TPOT p99 (ms)", "goodput"):  # fmt: skip
         made.add_column(column, justify="left" if column in ("load", "deployment") else "right")
     for row in report.rows:
-        for number, (rate, predicted, measured, is_known) in enumerate(
-            zip(row.rates, row.predicted, row.measured, row.client_kept_up, strict=True)
+        for number, (rate, predicted, measured, limit) in enumerate(
+            zip(row.rates, row.predicted, row.measured, row.limits, strict=True)
         ):
             goodput = "" if number else _goodput(row)
-            mark = "" if is_known else " client's limit"
+            mark = f" {limit}" if limit else ""
             made.add_row(
                 row.case if not number else "",
                 row.deployment if not number else "",

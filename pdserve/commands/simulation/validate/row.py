@@ -12,6 +12,7 @@ from pdserve.commands.bench.compare.goodput import RatePoint
 from pdserve.commands.bench.load.slo_score import Score
 from pdserve.commands.simulation.predict.parts import Parts
 
+_OTHERS = 0.1  # share of the cores, from which on others' processes are what is measured
 _SHARES = ("attainment", "attainment_low", "attainment_high")
 
 Kinds = Mapping[str, tuple[int, int]]
@@ -71,13 +72,13 @@ def known_of(figures: Iterable[float | None]) -> list[float]:
 
 
 def points_of(rates: Iterable[tuple[float, Kinds, bool]]) -> list[RatePoint]:
-    """Return the points of a curve; of each rate it is given whether the client kept up.
+    """Return the points of a curve; of each rate it is given whether it tells of the nodes.
 
-    Where it never did, all of them: nothing else is known.
+    Where none does, all of them: nothing else is known.
     """
     found = list(rates)
-    kept_up = [(rate, kinds) for rate, kinds, is_known in found if is_known]
-    return [RatePoint(*point) for point in kept_up or [(rate, kinds) for rate, kinds, _ in found]]
+    known = [(rate, kinds) for rate, kinds, is_known in found if is_known]
+    return [RatePoint(*point) for point in known or [(rate, kinds) for rate, kinds, _ in found]]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +97,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     predicted_parts: list[Parts]
     measured_parts: list[Parts]
     client_kept_up: list[bool]  # measured and predicted; else this rate tells of the client
+    others: list[float]  # share of the cores that processes of nobody here had meanwhile
     alone: list[float | None]  # steps beside which nothing ran: measured over calibrated time
     predicted_goodput: float
     measured_goodput: float | None  # None: not between the rates
@@ -106,6 +108,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.load} ({self.ttft_s:.3g} s, {1e3 * self.tpot_s:.3g} ms)"
 
     @property
+    def limits(self) -> list[str]:
+        """What a rate tells of, if it is not the nodes; empty: it is."""
+        return [
+            "client's limit" if not kept_up else "others' load" if share > _OTHERS else ""
+            for kept_up, share in zip(self.client_kept_up, self.others, strict=True)
+        ]
+
+    @property
     def goodput_error(self) -> float | None:
         """Predicted over measured, minus 1."""
         if not self.measured_goodput:
@@ -114,8 +124,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def points(self) -> list[RatePoint]:
-        """The measured attainment curve, as far as the client kept up."""
-        return points_of(zip(self.rates, self.measured_kinds, self.client_kept_up, strict=True))
+        """The measured attainment curve, as far as it tells of the nodes."""
+        is_known = [not limit for limit in self.limits]
+        return points_of(zip(self.rates, self.measured_kinds, is_known, strict=True))
 
     @property
     def simulated(self) -> list[RatePoint]:

@@ -7,6 +7,8 @@ the *predicted* goodput, so a prediction that is far off shows as attainments fa
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -17,12 +19,14 @@ from pdserve.commands.bench.compare.cases import CompareCase
 from pdserve.commands.bench.compare.clusters import RunningServer, together
 from pdserve.commands.bench.compare.goodput import RatePoint, crossing
 from pdserve.commands.bench.compare.runner import drain_s
+from pdserve.commands.bench.cpu_time import busy_seconds, cpu_seconds
 from pdserve.commands.bench.load.open_loop import open_loop_client
 from pdserve.commands.bench.load.outcome import Percentiles, Promise
 from pdserve.commands.bench.load.scenarios import ScenarioName
 from pdserve.commands.bench.load.slo_score import Score, score
 from pdserve.commands.bench.output import print_json, print_tables, say
 from pdserve.commands.cluster.config import ClusterConfig
+from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.commands.cluster.scrape import scrape
 from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.commands.simulation.calibrate import run as calibrating
@@ -75,6 +79,7 @@ class _Measured(NamedTuple):
     parts: Parts
     alone: float | None
     client_kept_up: bool
+    others: float  # as `Row.others`
 
 
 def run(config: PredictionConfig, setup: dict[str, object]) -> int:
@@ -207,6 +212,7 @@ def _row(config: PredictionConfig, rig: Rig, one: Ahead) -> Row:
             of.client_kept_up and all(run.client_kept_up for run in runs)
             for of, runs in zip(found, predicted, strict=True)
         ],
+        others=[of.others for of in found],
         alone=[of.alone for of in found],
         predicted_goodput=one.goodput,
         measured_goodput=at if where == "crossing" else None,
@@ -255,6 +261,13 @@ async def _measure(
         model = (await running.status()).model
         server = RunningServer(running, model, most_tokens(calibration))
         front = running.url.partition("//")[2]
+        pids = [os.getpid(), *map(running.pid, [COORDINATOR, *running.node_names])]
+        cores = os.sched_getaffinity(0)
+
+        def used() -> float:
+            """Return the CPU seconds of everybody else, since some moment."""
+            return busy_seconds(cores) - sum(map(cpu_seconds, pids))
+
         reader = NodeReader(session, list((await running.metrics_addresses()).values()))
         async with open_loop_client(running.url, model) as client:
             await client.run(case.workload.first(_WARM_UP), "warm-up", _WARM_UP_S)
@@ -263,11 +276,13 @@ async def _measure(
                 rate = left.pop(0)
                 count = count_of(config, case, rate, promise)
                 requests = case.workload.timed(rate, count, turn_at(rate))
-                before = await scrape(front)
+                before, used_s, began_s = await scrape(front), used(), time.monotonic()
                 sent = client.run(
                     requests, f"at-{rate}", drain_s(promise, requests), stop_s=count / rate
                 )
                 found, recording = await reader.during(sent, _READ_S)
+                by_others_s = used() - used_s
+                seconds = time.monotonic() - began_s
                 await server.settle()
                 recording.extend(await reader.read())
                 scored = score(found.outcomes, promise, config.target)
@@ -277,6 +292,7 @@ async def _measure(
                     parts_of(before, await scrape(front), recording),
                     alone_of(calibration, recording),
                     promise.is_measured(max(lag_ms, scored.late_ms.p99 or 0.0)),
+                    max(0.0, by_others_s / (len(cores) * seconds)),
                 )
                 if not left and len(measured) < len(rates) + MOST_MORE:
                     left = beyond(_points(measured), config.target)

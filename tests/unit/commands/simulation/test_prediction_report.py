@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -59,6 +60,7 @@ REPORT = PredictionReport(
             predicted_ttft_p99=[(90.0, 130.0), (190.0, 700.0), (390.0, 1000.0)],
             measured_kinds=[{"turn": (93, 100)}, {"turn": (90, 100)}, {"turn": (81, 100)}],
             client_kept_up=[True, True, True],
+            others=[0.0, 0.09, 0.02],
             alone=[1.08, None, 0.95],
             predicted_parts=[parts(5.0), parts(5.5), parts(12.3)],
             measured_parts=[parts(6.0), parts(None), parts(6.6)],
@@ -95,15 +97,24 @@ def test_errors_below_the_knee_are_those_where_either_says_so() -> None:
     assert "OUTSIDE the calibration: batch from 20 to 30" in remarks
 
 
-def test_where_the_load_client_is_the_limit_nothing_is_compared() -> None:
+@pytest.mark.parametrize(
+    ("changed", "mark", "told"),
+    [
+        ({"client_kept_up": [True, True, False]}, "client's limit", "the load client is the limit"),
+        ({"others": [0.0, 0.0, 0.2]}, "others' load", "processes of others had more than a tenth"),
+    ],
+)
+def test_where_the_nodes_are_not_the_limit_nothing_is_compared(
+    changed: dict[str, Any], mark: str, told: str
+) -> None:
     (row,) = REPORT.rows
-    row = msgspec.structs.replace(row, client_kept_up=[True, True, False])
+    row = msgspec.structs.replace(row, **changed)
     report = msgspec.structs.replace(REPORT, rows=[row])
     remarks = "\n".join(report.remarks)
     assert "error of attainment, points: median 4.0, worst 6.0, of 2" in remarks
     assert "1 of 2 TTFT p99 lie within" in remarks
-    assert "at 1 of 3 rates the load client is the limit" in remarks
-    assert shown(table(report)).count("client's limit") == 1
+    assert f"at 1 of 3 rates {told}" in remarks
+    assert shown(table(report)).count(mark) == 1
     assert [point.rate for point in row.points] == [1.0, 2.0]
 
 
@@ -243,6 +254,7 @@ def measured_row(
         predicted_parts=[],
         measured_parts=[],
         client_kept_up=[True] * len(in_time),
+        others=[0.0] * len(in_time),
         alone=[],
         predicted_goodput=predicted_goodput,
         measured_goodput=None,
