@@ -205,10 +205,16 @@ class Chaos:
             self._references[kind, number] = heard
 
         await self._check_names()
-        async with asyncio.TaskGroup() as group:
-            for kind in KINDS:
-                for number in range(_NUMBERS):
-                    group.create_task(refer(kind, number))
+        failure: BaseException | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for kind in KINDS:
+                    for number in range(_NUMBERS):
+                        group.create_task(refer(kind, number))
+        except* ClusterError as errors:
+            failure = errors.exceptions[0]
+        if failure is not None:
+            raise failure
 
     async def _check_names(self) -> None:
         """Raise ClusterError if the same call has one answer for two names."""
