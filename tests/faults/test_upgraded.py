@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -22,7 +23,7 @@ from pdserve.commands.cluster.child import Child
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.plan import COORDINATOR
 from tests.cluster.checkpoints import make_prompt
-from tests.cluster.client import Client, Output
+from tests.cluster.client import Client, Output, Stream
 from tests.cluster.fleet import Fleet, fleet_config, read_gauges, running
 from tests.cluster.forked import ForkedChild
 from tools.earlier_build import EARLIER, python_of
@@ -41,6 +42,7 @@ LOSSES = (
     "transport_garbage",
     "recomputed_tokens",
 )
+Span = tuple[float, float]
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(3600),
@@ -85,12 +87,17 @@ class Mixed(Fleet):
         other = ["env", "PYTHONSAFEPATH=1", str(python_of())]  # the processes that it starts, too
         return [*other, *words[1:]] if name in self._earlier else words
 
-    async def replace(self, name: str) -> None:
-        """End a process as an operator does, and start the other build in its place."""
+    async def replace(self, name: str) -> Span:
+        """End a process as an operator does, and start the other build in its place.
+
+        Returns when it was started, and was there.
+        """
         end = await self.drain_node(name)
         assert end.returncode == 0, f"{end.name}: {end.account}"
         self._earlier ^= {name}
+        began_s = monotonic()
         await self.start_node(name)
+        return began_s, monotonic()
 
 
 class Load:
@@ -98,6 +105,7 @@ class Load:
 
     def __init__(self, url: str) -> None:
         self.outputs: list[tuple[int, Output]] = []
+        self.gaps: list[Span] = []  # between two tokens of a stream
         self._url = url
         self._is_over = False
         self._tasks = [asyncio.create_task(self._run(length)) for length in LENGTHS * 2]
@@ -117,16 +125,17 @@ class Load:
     async def _run(self, length: int) -> None:
         async with Client(self._url, PATIENT_S) as client:
             while not self._is_over:
-                self.outputs.append((length, await asked(client, length)))
+                self.outputs.append((length, await asked(client, length, self.gaps)))
                 await asyncio.sleep(AGAIN_S)  # others are to get on, too
 
 
-async def asked(client: Client, length: int) -> Output:
-    """One answer, from whichever coordinator is there."""
+async def asked(client: Client, length: int, gaps: list[Span]) -> Output:
+    """One answer, from whichever coordinator is there; its gaps are added."""
     deadline_s = monotonic() + PATIENT_S
     while True:
         try:
-            output = await client.stream_all(make_prompt(60, length), length)
+            async with client.stream(make_prompt(60, length), length) as stream:
+                output = await heard(stream, gaps)
             if output.status != 503 or output.retry_after is None:
                 return output
             why: Any = output.error
@@ -134,6 +143,47 @@ async def asked(client: Client, length: int) -> Output:
             why = error
         assert monotonic() < deadline_s, why
         await asyncio.sleep(AGAIN_S)
+
+
+async def heard(stream: Stream, gaps: list[Span]) -> Output:
+    """A stream, to its end."""
+    output, last_s = stream.output, 0.0
+    while not output.is_done:
+        num_tokens = len(output.token_ids)
+        if not await stream.read_line():
+            break
+        if len(output.token_ids) > num_tokens:
+            now_s = monotonic()
+            gaps += [(last_s, now_s)] if num_tokens else []
+            last_s = now_s
+    return output
+
+
+def told(gaps: Sequence[Span], rollout: Span, starts: Sequence[Span]) -> tuple[str, bool]:
+    """What streams felt of a rollout; whether 99 of 100 tokens were at most a step later.
+
+    That step is one that is as slow as the slowest of a hundred. All processes share a few cores
+    here, also with one that starts, as they would not elsewhere: gaps in which one starts count
+    nowhere.
+    """
+    quiet_ms: list[float] = []
+    during_ms: list[float] = []
+    for begin_s, end_s in gaps:
+        if not any(overlap((begin_s, end_s), start) for start in starts):
+            of = during_ms if overlap((begin_s, end_s), rollout) else quiet_ms
+            of.append(1e3 * (end_s - begin_s))
+    (p50, p99), (p50_during, p99_during) = (
+        np.percentile(each, (50, 99)).tolist() for each in (quiet_ms, during_ms)
+    )
+    words = (
+        f"gaps p50/p99 (ms): {p50:.1f}/{p99:.1f} of {len(quiet_ms)} undisturbed, "
+        f"{p50_during:.1f}/{p99_during:.1f} of {len(during_ms)} during the rollout"
+    )
+    return words, p99_during <= p99 + p99
+
+
+def overlap(first: Span, second: Span) -> bool:
+    return first[0] < second[1] and second[0] < first[1]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +195,7 @@ async def asked(client: Client, length: int) -> Output:
     ids=["coordinator first", "nodes first, and back"],
 )
 async def test_a_build_is_rolled_out_under_load(
-    order: Sequence[str], tiny_checkpoint: Path
+    order: Sequence[str], tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each of both pools in turn; so either build prefills for the other, and decodes for it."""
     digests = [await arithmetic_of(python) for python in (Path(sys.executable), python_of())]
@@ -154,13 +204,21 @@ async def test_a_build_is_rolled_out_under_load(
     fleet = Mixed(replace(config, start_s=STARTED_S))
     async with running(fleet):
         async with Client(fleet.url, PATIENT_S) as client:
-            expected = {length: (await asked(client, length)).tokens for length in LENGTHS}
-        load = Load(fleet.url)
+            expected = {length: (await asked(client, length, [])).tokens for length in LENGTHS}
+        load, starts, quiet = Load(fleet.url), [], len(order) * len(LENGTHS)
+        await load.more(quiet)
+        began_s = monotonic()
         for name in order:
-            await fleet.replace(name)
+            starts.append(await fleet.replace(name))
             await load.more(2 * len(LENGTHS))  # from what is there now
             await nothing_was_lost(fleet)
+        rollout = began_s, monotonic()
+        await load.more(quiet)
         outputs = await load.end()
+    words, is_smooth = told(load.gaps, rollout, starts)
+    with capsys.disabled():
+        print(words)  # noqa: T201
+    assert is_smooth, words
     wrong = [(n, out) for n, out in outputs if out.error or out.tokens != expected[n]]
     assert not wrong, f"{len(wrong)} of {len(outputs)}: {wrong[0]}"
     assert {len(expected[length]) for length in LENGTHS} == {*LENGTHS}
