@@ -126,7 +126,7 @@ async def receive_few(sock: socket.socket, watch: Watch, read: BlockRead, endpoi
                 return False
             if position == end:
                 break
-            await watch.wait_readable()
+            await watch.ready()
     except OSError as error:
         if position:
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 _RECEIVE_BYTES = 64 << 10
@@ -17,16 +17,30 @@ async def wait_readable(sock: socket.socket) -> None:
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
         return  # it has been read from the kernel already
     loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_reader(sock.fileno(), _wake, ready)
+    await _called_once(loop.add_reader, loop.remove_reader, sock)
+
+
+async def wait_writable(sock: socket.socket) -> None:
+    """Wait until there is room to write, or an error."""
+    loop = asyncio.get_running_loop()
+    await _called_once(loop.add_writer, loop.remove_writer, sock)
+
+
+async def _called_once(
+    add: Callable[[int, Callable[[asyncio.Future[None]], None], asyncio.Future[None]], object],
+    remove: Callable[[int], object],
+    sock: socket.socket,
+) -> None:
+    ready = asyncio.get_running_loop().create_future()
+    add(sock.fileno(), _wake, ready)
     try:
         await ready
     finally:
-        loop.remove_reader(sock.fileno())
+        remove(sock.fileno())
 
 
 class Watch:
-    """Waits for a socket to have something to read, often, with one call to the event loop for all.
+    """`wait_readable`, often, with one call to the event loop for all, and without TLS.
 
     Until `stop`, which is before the socket is closed, nothing else may wait for that.
     """
@@ -38,8 +52,8 @@ class Watch:
         self.is_watching = False  # the event loop calls when there is something
         self._waiting: asyncio.Future[None] | None = None
 
-    async def wait_readable(self) -> None:
-        """As the function, without TLS."""
+    async def ready(self) -> None:
+        """Wait until there is something to read, the end of the stream, or an error."""
         loop = asyncio.get_running_loop()
         if not self.is_watching:
             loop.add_reader(self._sock.fileno(), self._look)
@@ -61,17 +75,6 @@ class Watch:
             self.stop()
         else:
             _wake(self._waiting)
-
-
-async def wait_writable(sock: socket.socket) -> None:
-    """Wait until there is room to write, or an error."""
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_writer(sock.fileno(), _wake, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_writer(sock.fileno())
 
 
 def has_ended(sock: socket.socket) -> bool:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from pdserve.commands.cluster.child import Child, Exit
+from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.commands.cluster.ports import ReservedPort
 from pdserve.commands.cluster.supervisor import OWN_COMMAND
+from pdserve.settings.flags import as_flags
 from tests.architecture.repository import ROOT
 from tests.cluster.fleet import poll
+
+if find_spec("ray") is None:
+    pytest.skip("the ray extra is not installed", allow_module_level=True)
 
 MACHINES = 3
 # Ray takes what it calls a loopback cluster for one of a laptop, and else listens everywhere.
@@ -48,6 +57,19 @@ class Up:
 
         await poll(look, STARTED_S, lambda: f"no {pattern}: " + "\n".join(self.lines[-30:]))
         return found[-1]
+
+
+@asynccontextmanager
+async def serving(config: ClusterConfig) -> AsyncIterator[tuple[Up, Child, str]]:
+    """One that serves, with its process and where it does; at the end it must end well."""
+    up = Up()
+    child = up.start(*as_flags(replace(config, start_s=STARTED_S)))
+    try:
+        yield up, child, (await up.told(r"is served at (http\S+) ")).group(1)
+        assert (await child.stop(STOP_S)).returncode == 0, "\n".join(up.lines)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        await child.ended()
 
 
 @dataclass

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 from collections.abc import AsyncIterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -27,11 +25,9 @@ from tests.cluster.commands.ray_up import (
     machine_of,
     machines,
     processes,
+    serving,
 )
 from tests.cluster.fleet import fleet_config, poll
-
-if find_spec("ray") is None:
-    pytest.skip("the ray extra is not installed", allow_module_level=True)
 
 __all__ = ["machines"]  # a fixture
 pytestmark = pytest.mark.timeout(900)
@@ -39,24 +35,16 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def up(machines: Machines, tiny_checkpoint: Path) -> AsyncIterator[tuple[Up, Child, str]]:
-    """It runs, and where it serves; at the end it must end well, and leave nothing behind."""
-    up = Up()
-    flags = as_flags(replace(fleet_config(tiny_checkpoint, on="ray"), start_s=STARTED_S))
-    child = up.start(*flags)
-    try:
-        url = (await up.told(r"is served at (http\S+) ")).group(1)
-        yield up, child, url
+    """As `serving`; at the end nothing is left behind."""
+    async with serving(fleet_config(tiny_checkpoint, on="ray")) as served:
+        yield served
         running = processes("--node-id=")
-        end = await child.stop(STOP_S)
-        assert end.returncode == 0, "\n".join(up.lines)
-        assert not [line for line in up.lines if "SIGTERM received" in line], "as if it crashed"
-        gone, alive = psutil.wait_procs(running, timeout=STOP_S)
-        assert gone
-        assert not alive
-        assert not processes("--grpc-host=")
-    finally:
-        child.send_signal(signal.SIGKILL)
-        await child.ended()
+    lines = served[0].lines
+    assert not [line for line in lines if "SIGTERM received" in line], "as if it crashed"
+    gone, alive = psutil.wait_procs(running, timeout=STOP_S)
+    assert gone
+    assert not alive
+    assert not processes("--grpc-host=")
 
 
 async def test_the_answers_are_those_of_a_plain_cluster(

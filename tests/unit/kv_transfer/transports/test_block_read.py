@@ -288,14 +288,14 @@ async def test_a_socket_that_nobody_waits_for_does_not_wake_the_event_loop(
     for said in (b"one", b"two"):
         theirs.send(said)
         async with asyncio.timeout(30):
-            await watch.wait_readable()
+            await watch.ready()
     assert watch.is_watching
     async with asyncio.timeout(30):
         while watch.is_watching:  # as there is still something to read
             await asyncio.sleep(0)
     theirs.close()
     async with asyncio.timeout(30):
-        await watch.wait_readable()
+        await watch.ready()
     assert ours.recv(9) == b"onetwo"
     watch.stop()
     assert not watch.is_watching
