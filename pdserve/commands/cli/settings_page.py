@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby, starmap
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pdserve.commands.cli.show_config import ENVIRONMENT, toml_value
 from pdserve.commands.cluster.config import ClusterConfig
 from pdserve.settings.config import CoordinatorConfig, NodeConfig
 from pdserve.settings.described import Setting, settings_of
-from pdserve.settings.struct import MOST_SECONDS, ConfigStruct
+from pdserve.settings.struct import MOST_SECONDS, ConfigStruct, KvPort, Port
 
 # `pdserve prefill` and `pdserve decode` have the same settings, since a node can change its role.
 COMMANDS: Final[Mapping[str, type[ConfigStruct]]] = {
@@ -97,6 +97,8 @@ def _is_flag(setting: Setting, command: str) -> bool:
 
 
 def _type(setting: Setting) -> str:
+    if any(meta in setting.metas for port in (Port, KvPort) for meta in get_args(port)[1:]):
+        return "port"
     kind = {bool: "boolean", int: "integer", float: "number"}.get(setting.kind, "text")
     if setting.choices:
         kind = ", ".join(f"`{choice}`" for choice in setting.choices)

@@ -11,17 +11,20 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from pdserve.commands.cli.log import LOG_VARIABLE
 from pdserve.settings.access import API_KEY_VARIABLE
 from pdserve.settings.described import settings_of
 from pdserve.settings.file import names_in, read_file
 from pdserve.settings.flags import config_from, given_values
 from pdserve.settings.struct import ConfigStruct
 from pdserve.shared.process.exit_codes import OK
-from pdserve.shared.process.user_cache import CACHE_VARIABLE
+from pdserve.shared.process.user_cache import CACHE_VARIABLE, STATE_VARIABLE
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     API_KEY_VARIABLE: "the key that a coordinator accepts and commands send",
     CACHE_VARIABLE: "directory of all caches, instead of ~/.cache",
+    STATE_VARIABLE: "directory of all that is kept, instead of ~/.local/state",
+    LOG_VARIABLE: "json: log lines are JSON objects",
 }
 _SECRET: Final = API_KEY_VARIABLE
 _COLUMN = 44  # in which the origins begin, if what is before them is short
