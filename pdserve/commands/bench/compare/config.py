@@ -23,6 +23,7 @@ from pdserve.settings.speculation import SpeculationConfig
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
 from pdserve.settings.values import check_equal_pools
 from pdserve.shared.errors import ConfigError
+from pdserve.shared.simulated_link import check_links
 
 COLOCATED: Final[Mode] = "colocated"
 
@@ -173,6 +174,10 @@ class CompareConfig(ConfigStruct, frozen=True):
     policy: PolicyConfig = PolicyConfig()
 
     flag_groups = _FLAGS
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, which becomes a ConfigError, if a network is not told as it must be."""
+        check_links(self.links)
 
     @property
     def contestants(self) -> list[PolicyContestant]:

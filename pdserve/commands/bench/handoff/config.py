@@ -10,6 +10,7 @@ from msgspec import Meta
 from pdserve.settings.config import CheckpointConfig, EngineConfig, Transports
 from pdserve.settings.struct import ConfigStruct, Count, Seconds
 from pdserve.shared.errors import ConfigError
+from pdserve.shared.simulated_link import check_links
 
 WireForm = Literal["raw", "lossless", "int8", "fp8"]
 RAW: Final = "raw"
@@ -44,6 +45,7 @@ class HandoffBenchConfig(ConfigStruct, frozen=True):
 
     def __post_init__(self) -> None:
         """Raise ValueError, which becomes a ConfigError, if forms have no network to differ on."""
+        check_links(self.links)
         if self.wire and not self.links:
             raise ValueError("--wire: give the network, as in --links '* * bandwidth=1.25e8'")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
@@ -70,6 +71,8 @@ class PlanConfig(PredictConfig, frozen=True):
             )
         if self.plot and not self.devices:
             raise ConfigError("--plot: only what is planned with --devices has a plot")
+        if not (folder := Path(self.plot).parent).is_dir():
+            raise ConfigError(f"--plot {self.plot}: there is no directory {folder}")
         loads = ("trace", "prefill_calibration", "length_scale")
         for name in loads if self.devices else ():
             if getattr(self, name):

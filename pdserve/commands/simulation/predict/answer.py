@@ -55,8 +55,13 @@ def load_calibration(name: str) -> Calibration:
     Raises:
         CalibrationError: there is no such thing.
     """
-    built_in = Path(str(files("pdserve.commands.simulation") / "calibrations" / f"{name}.json"))
-    return read_calibration(built_in if built_in.is_file() else Path(name))
+    folder = Path(str(files("pdserve.commands.simulation") / "calibrations"))
+    built_in = {file.stem: file for file in folder.glob("*.json")}
+    if name not in built_in and not Path(name).exists():
+        raise CalibrationError(
+            f"there is no calibration file {name}; built in are {', '.join(sorted(built_in))}"
+        )
+    return read_calibration(built_in.get(name, Path(name)))
 
 
 def question_of(config: PredictConfig) -> Question:

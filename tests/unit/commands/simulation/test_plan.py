@@ -310,6 +310,13 @@ def test_what_is_no_price_is_refused(word: str) -> None:
         _ = PlanConfig(price=[word]).prices
 
 
+def test_what_is_not_there_is_named_before_anything_is_simulated() -> None:
+    with pytest.raises(CalibrationError, match=r"none.json; built in are a100-13b, core-53m"):
+        load_calibration("none.json")
+    with pytest.raises(ConfigError, match=r"--plot /none/p.png: there is no directory /none"):
+        PlanConfig(devices=["h100"], plot="/none/p.png").check()
+
+
 def test_a_rate_is_needed() -> None:
     with pytest.raises(ConfigError, match="--rate"):
         answer(PlanConfig(calibration="a100-13b", scenario="conversation"))

@@ -72,6 +72,7 @@ def test_quick_does_not_override_what_is_quicker_still() -> None:
             (["--policies=sjf"], 'there is no policy "sjf". There are, besides installed ones'),
             (["--policies=sjf-aging+edf-slack"], "are both a prefill policy"),
             (["--policies=sjf-aging", "--against=sjf-aging=http://a"], "a mode or policy has"),
+            (["--links=fast"], 'link "fast" should be as in'),
             (["--rates=2,1"], "must rise"),
             (["--rates=1,1e6"], "would have 30000000 requests"),
             (["--shape=7b"], "there are demo-14m, 25m"),
