@@ -12,7 +12,7 @@ from pdserve.model_files.recognise import FileKind, Recognised
 from pdserve.shared.errors import ModelError
 
 _HUB_ADDRESS: Final = re.compile(
-    r"(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)|hf:/)/([^/]+/[^/]+)(?:/.*)?"
+    r"(?:(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)|hf:/)/([^/]+/[^/]+)(?:/.*)?"
 )
 _SERVED: Final = "name a GGUF file, or a folder with config.json, safetensors and tokenizer.json"
 _CONVERT: Final = "take its safetensors, or convert it: load and save_pretrained() in transformers"
