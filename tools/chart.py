@@ -21,6 +21,7 @@ CHART = Path(__file__).resolve().parents[1] / "deploy" / "helm" / "pdserve"
 # Kinds that the chart has, by the API's group and version: (plural, kind).
 KINDS = {
     "v1": [
+        ("configmaps", "ConfigMap"),
         ("services", "Service"),
         ("secrets", "Secret"),
         ("persistentvolumeclaims", "PersistentVolumeClaim"),
@@ -30,7 +31,10 @@ KINDS = {
     "networking.k8s.io/v1": [("networkpolicies", "NetworkPolicy")],
     "leaderworkerset.x-k8s.io/v1": [("leaderworkersets", "LeaderWorkerSet")],
     "keda.sh/v1alpha1": [("scaledobjects", "ScaledObject")],
-    "monitoring.coreos.com/v1": [("podmonitors", "PodMonitor")],
+    "monitoring.coreos.com/v1": [
+        ("podmonitors", "PodMonitor"),
+        ("prometheusrules", "PrometheusRule"),
+    ],
     "inference.networking.k8s.io/v1": [("inferencepools", "InferencePool")],
 }
 

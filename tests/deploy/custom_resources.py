@@ -104,6 +104,29 @@ _POD_MONITOR = _object(
     selector=_object(matchLabels=_STRINGS),
     podMetricsEndpoints={"type": "array", "minItems": 1, "items": _ENDPOINT},
 )
+_DURATION = {"type": "string", "pattern": "^([0-9]+(ms|[smhdwy]))+$"}
+_RULE = _object(
+    "expr",
+    record=_STRING,
+    alert=_STRING,
+    expr=_STRING,
+    labels=_STRINGS,
+    annotations=_STRINGS,
+    keep_firing_for=_DURATION,
+    **{"for": _DURATION},
+)
+_PROMETHEUS_RULE = _object(
+    "groups",
+    groups={
+        "type": "array",
+        "items": _object(
+            "name",
+            name=_STRING,
+            interval=_DURATION,
+            rules={"type": "array", "minItems": 1, "items": _RULE},
+        ),
+    },
+)
 _PORT = _object("number", number={"type": "integer", "minimum": 1, "maximum": 65535})
 _INFERENCE_POOL = _object(
     "selector",
@@ -157,5 +180,6 @@ SCHEMAS = {
         "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", _LEADER_WORKER_SET
     ),
     "ScaledObject": _resource("keda.sh/v1alpha1", "ScaledObject", _SCALED_OBJECT),
+    "PrometheusRule": _resource("monitoring.coreos.com/v1", "PrometheusRule", _PROMETHEUS_RULE),
     "PodMonitor": _resource("monitoring.coreos.com/v1", "PodMonitor", _POD_MONITOR),
 }

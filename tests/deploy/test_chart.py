@@ -30,6 +30,7 @@ from pdserve.settings.rank_host import RankHostConfig
 from pdserve.shared.process.certificates import CA_FILE, CERT_FILE, KEY_FILE, role_name
 from tests.deploy.custom_resources import SCHEMAS
 from tests.matrix import matrix
+from tests.operations.promql import DASHBOARDS, alerts, panels, recorded, rules
 from tools import kustomize
 from tools.chart import Document, Renderer, renderer
 
@@ -398,6 +399,31 @@ def test_metrics_are_scraped_with_the_token_that_the_coordinator_has(
     (monitor,) = (document for document in documents if document["kind"] == "PodMonitor")
     for end in monitor["spec"]["podMetricsEndpoints"]:
         assert end["authorization"]["credentials"] == {"name": secret, "key": path.name}
+
+
+def test_rules_and_dashboards_come_with_the_targets_that_they_name(chart: Renderer) -> None:
+    documents = {document["kind"]: document for document in chart.render(VALUES["scraped"])}
+    monitor = documents["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    jobs = {
+        rule["replacement"]
+        for end in monitor
+        for rule in end["relabelings"]
+        if rule["targetLabel"] == "job"
+    }
+    queries = [*recorded(), *alerts(), *panels()]
+    assert jobs == set(re.findall(r'job="([\w-]+)"', "\n".join(query.text for query in queries)))
+    (nodes,) = (end for end in monitor if end["port"] == "metrics")
+    assert {rule["targetLabel"] for rule in nodes["relabelings"]} >= {"node", "role"}
+    told = [
+        rule for group in documents["PrometheusRule"]["spec"]["groups"] for rule in group["rules"]
+    ]
+    assert told == rules("recording.yml") + rules("alerts.yml")
+    shown = documents["ConfigMap"]["data"]
+    assert {name: json.loads(text) for name, text in shown.items()} == {
+        path.name: json.loads(path.read_text()) for path in DASHBOARDS
+    }
+    without = chart.render({"podMonitor": {"enabled": True, "rules": False}})
+    assert {"PrometheusRule", "ConfigMap"}.isdisjoint(document["kind"] for document in without)
 
 
 def test_processes_have_the_certificates_of_their_role(chart: Renderer) -> None:
