@@ -32,6 +32,7 @@ settings.register_profile("few", settings.default, deadline=None, max_examples=1
 settings.load_profile("many")
 
 MAX_INFLIGHT = 64  # requests that the shared cluster takes
+LONG_S = 1200  # until a long test hangs: some compute for a minute, if the machine is theirs alone
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,8 +52,13 @@ def pytest_collection() -> Generator[None, bool | None, bool | None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A cluster lives as long as the event loop that started it: these tests share one."""
+    """A cluster lives as long as the event loop that started it: these tests share one.
+
+    And long tests have more time, unless they say themselves how much.
+    """
     for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_S))
         if _has_processes(item.nodeid) and pytest_asyncio.is_async_test(item):
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
