@@ -2,15 +2,15 @@
 
 They take it from steps where no core is idle, and each of them can be what limits a cluster.
 
-It is looked at twice a second. Windows in which many streams go on, others in which prompts come,
-and idle ones tell apart what a request, a step, a token and a second cost; whole phases are too
-much alike.
+It is looked at twice a second. Windows in which many streams go on, and others in which prompts
+come, tell apart what a request, a step and a token cost; whole phases are too much alike.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Mapping, Sequence
@@ -35,7 +35,7 @@ _NODES: Final[dict[Process, str]] = {"prefill": "prefill-0", "decode": "decode-0
 _ENGINE: Final = (ENGINE_THREAD, KERNEL_THREAD)
 _CLIENT: Final = "client"
 _WINDOW_S: Final = 0.5
-_LEAST: Final = 5  # windows, of as many unknowns
+_LEAST: Final = 5  # windows, of four unknowns and some rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +228,22 @@ class _Times(NamedTuple):
 
 
 def _times(done: Sequence[Done], *, is_per_step: bool = True) -> _Times:
-    """Fit; what an idle process takes each second is fitted, too, and left out."""
+    """Fit what is beyond the time that a process takes while there is nothing to do.
+
+    That is measured in windows of rest. As one more unknown it would have most of the work: a node
+    has about as many steps in each window that has any.
+    """
     if len(done) < _LEAST:
         return _Times(ServiceTimes())
-    rows = np.array([[d.num_requests, d.num_prompt_tokens, d.num_steps, d.num_tokens, d.seconds]
-                     for d in done], float)  # fmt: skip
+    rows = np.array(
+        [[d.num_requests, d.num_prompt_tokens, d.num_steps, d.num_tokens] for d in done], float
+    )
     if not is_per_step:
-        rows[:, 2:4] = 0.0
-    found = non_negative_least_squares(rows, np.array([d.cpu_s for d in done]))
-    request_s, prompt_token_s, step_s, token_s, _ = found.tolist()
-    return _Times(ServiceTimes(request_s, prompt_token_s, step_s, token_s))
+        rows[:, 2:] = 0.0
+    rest = [d.cpu_s / d.seconds for d in done if not d.num_requests and not d.num_steps]
+    idle = statistics.median(rest) if rest else 0.0
+    worked_s = np.array([max(0.0, d.cpu_s - idle * d.seconds) for d in done])
+    return _Times(ServiceTimes(*non_negative_least_squares(rows, worked_s).tolist()))
 
 
 def _node_threads(done: Sequence[Done], times: ServiceTimes) -> float:
