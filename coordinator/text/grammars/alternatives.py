@@ -20,6 +20,30 @@ def are_told_apart(schemas: list[Any]) -> bool:
     return False
 
 
+def tag_of(schema: dict[str, Any]) -> str:
+    """Return the property that tells which alternative a value is, as OpenAPI says it; "": none.
+
+    Readers of such unions want it in each value, also where it has a default.
+    """
+    said = schema.get("discriminator")
+    name = said.get("propertyName") if isinstance(said, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def requiring(schema: Any, name: str) -> Any:
+    """Return a schema that requires a property, if it lists that; else, or if it does, itself."""
+    if not isinstance(schema, dict) or name not in _mapping(schema.get("properties")):
+        return schema
+    required = schema.get("required", [])
+    if not isinstance(required, list) or name in required:
+        return schema
+    return schema | {"required": [*required, name]}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _tags(schema: Any) -> dict[str, list[str]]:
     """Return name |-> all texts that a required property of an object may have."""
     if not isinstance(schema, dict) or schema.get("type") != "object":

@@ -50,6 +50,8 @@ def translated(pattern: Any, keyword: str, place: SchemaPlace) -> str:
         raise place.refusal(keyword, "has a control character, which is not supported")
     made, is_in_class = [], False
     for part in _PARTS.findall(pattern):
+        if part in (r"\b", r"\B") and not is_in_class:
+            raise place.refusal(keyword, f"has the word boundary {part}, which is not supported")
         if is_in_class and part in ("[]", "[^]"):
             made.append(r"\[" + part[1:])
             is_in_class = False

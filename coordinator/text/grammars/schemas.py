@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from coordinator.text.grammars.alternatives import are_told_apart
+from coordinator.text.grammars.alternatives import are_told_apart, requiring, tag_of
 from coordinator.text.grammars.anything import filled
 from coordinator.text.grammars.closing import closed
+from coordinator.text.grammars.endings import endless
 from coordinator.text.grammars.formats import narrow_format
 from coordinator.text.grammars.keywords import (
     COUNTS,
@@ -40,6 +41,7 @@ from pdserve.grammar import MAX_GRAMMAR_CHARS
 _MAX_COUNT = 2**32 - 1
 _NO_SPELLING = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _REPEATS = f"is one too many: what all references mean has over {MAX_GRAMMAR_CHARS} characters"
+_ENDLESS = "leads back to it in each value, so that none ends: allow null, or require it nowhere"
 _COMBINE = ("allOf", "anyOf", "oneOf", "$ref")
 
 
@@ -56,7 +58,7 @@ class SchemaReader:
         self._param = param
         self._references = References(schema, param)
         self._numbers = _number_rules(schema)
-        self._names: set[str] = set()  # of what has been referred to
+        self._places: dict[str, SchemaPlace] = {}  # reference |-> what it means
         self._pending: list[tuple[str, str, Any, SchemaPlace]] = []
 
     def read(self) -> dict[str, Any]:
@@ -64,16 +66,19 @@ class SchemaReader:
         made = self._node(self._schema, SchemaPlace(self._param))
         definitions: dict[str, Any] = {}
         links: dict[str, tuple[str, SchemaPlace]] = {}
+        referred: dict[str, Any] = {}
         num_chars = 0
         while self._pending:
             name, reference, schema, place = self._pending.pop()
-            one = definitions[name] = self._node(schema, place)
+            one = definitions[name] = referred[reference] = self._node(schema, place)
             if isinstance(one, dict) and one.keys() == {"$ref"}:
                 links[reference] = one["$ref"], place
             num_chars += len(msgspec.json.encode(one))
             if num_chars > MAX_GRAMMAR_CHARS:  # one inside of another is there twice
                 raise place.refusal("$ref", _REPEATS)
         check_ends(links)
+        if (one := endless(referred)) is not None:
+            raise self._places[one].refusal("$ref", _ENDLESS)
         if made is False or made == {"anyOf": []}:
             raise SchemaPlace(self._param).refusal("anyOf", "leaves no value")
         made = {} if made is True else made
@@ -90,6 +95,9 @@ class SchemaReader:
             name = place.path[-1] if place.path else ""
             raise place.refusal(name, "must be a schema: an object, or true or false")
         _check_type(schema, place)
+        keys = self._listed_keys(schema, place)
+        if keys:
+            schema = {name: one for name, one in schema.items() if name != "propertyNames"}
         if names := unsupported(schema):
             raise place.refusal(
                 names, "is not supported" if len(names) == 1 else "are not supported"
@@ -106,6 +114,9 @@ class SchemaReader:
         for keyword, other in UNEVALUATED.items():  # alone, they are what their others are
             if keyword in schema and other not in made and is_about(keyword, types):
                 made[other] = self._node(schema[keyword], place.at(keyword))
+        if keys:
+            made["properties"] = dict.fromkeys(keys, made.get("additionalProperties", True))
+            made["additionalProperties"] = False
         narrow_format(made, types, place)
         self._numbers.narrow(made, types, place)
         _check_counts(made, place)
@@ -157,22 +168,28 @@ class SchemaReader:
         if keyword == "anyOf" and not must_differ:
             chosen = _likely(chosen)
         inside = place.at(keyword)
-        parts = [self._node(one, inside.at(i), is_exclusive=must_differ) for i, one in chosen]
+        tag = tag_of(schema) if keyword == "oneOf" else ""
+        parts = [
+            self._tagged(one, tag, inside.at(i))
+            if tag
+            else self._node(one, inside.at(i), is_exclusive=must_differ)
+            for i, one in chosen
+        ]
         if keyword == "allOf":
             parts = [one for one in parts if not is_any(one)]
         if keyword == "anyOf" and any(is_any(one) for one in parts):
             return  # it says nothing
-        targets = [self._target(one, place) for one in value]
+        targets = [requiring(self._meant(one, place)[0], tag) for one in value]
         if keyword == "oneOf" and "anyOf" not in schema and are_told_apart(targets):
             keyword = "anyOf"
         if parts:
             made[keyword] = parts
 
-    def _target(self, schema: Any, place: SchemaPlace) -> Any:
-        """Return what a schema is that may be nothing but a reference."""
+    def _meant(self, schema: Any, place: SchemaPlace) -> tuple[Any, SchemaPlace]:
+        """Return what a schema is that may be nothing but a reference, and where that stands."""
         if isinstance(schema, dict) and schema.keys() - REMARKS == {"$ref"}:
-            return self._references.target(schema["$ref"], place)[0]
-        return schema
+            return self._references.target(schema["$ref"], place)
+        return schema, place
 
     def _mapping(self, keyword: str, value: Any, place: SchemaPlace) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -183,12 +200,38 @@ class SchemaReader:
             return made
         return {translated(name, keyword, place): one for name, one in made.items()}
 
+    def _listed_keys(self, schema: dict[str, Any], place: SchemaPlace) -> list[str]:
+        """Return the only keys that an object may have, as `propertyNames` lists them, if it does.
+
+        Then they can be `properties`, of what `additionalProperties` says, as both mean the same.
+        """
+        others = ("properties", "patternProperties", "unevaluatedProperties")
+        if "propertyNames" not in schema or any(name in schema for name in others):
+            return []
+        names, _ = self._meant(schema["propertyNames"], place)
+        if not isinstance(names, dict) or names.keys() - REMARKS - {"type"} != {"enum"}:
+            return []
+        keys = names["enum"] if names.get("type", "string") == "string" else []
+        return keys if isinstance(keys, list) and all(isinstance(k, str) for k in keys) else []
+
+    def _tagged(self, schema: Any, tag: str, place: SchemaPlace) -> Any:
+        """Read an alternative in which the property `tag` is required, if it is listed there."""
+        target, at = self._meant(schema, place)
+        told = requiring(target, tag)
+        if told is target or target is schema:
+            return self._node(told if target is schema else schema, place, is_exclusive=True)
+        return {"$ref": self._defined((*at.path, "required", tag), told, at)}
+
     def _reference(self, reference: Any, place: SchemaPlace) -> str:
         target, at = self._references.target(reference, place)
-        name, ours = definition(at.path)
-        if name not in self._names:
-            self._names.add(name)
-            self._pending.append((name, ours, target, at))
+        return self._defined(at.path, target, at)
+
+    def _defined(self, path: tuple[str, ...], schema: Any, place: SchemaPlace) -> str:
+        """Return a reference to a schema, which is defined once under this path."""
+        name, ours = definition(path)
+        if ours not in self._places:
+            self._places[ours] = place
+            self._pending.append((name, ours, schema, place))
         return ours
 
 

@@ -212,6 +212,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"const": "a\x00b"}, "const"),
     ({"format": "idn-email"}, "format"),
     ({"pattern": "(?!a)"}, "pattern"),
+    ({"pattern": r"^a\b"}, "pattern"),
     ({"pattern": 3}, "pattern"),
     ({"pattern": r"^a\x0bb$"}, "pattern"),  # the library would take "ab"
     ({"pattern": r"^a[\u0001]?b$"}, "pattern"),
@@ -260,6 +261,27 @@ def test_references_that_lead_to_nothing_but_themselves_are_named() -> None:
     assert Enforced({"$ref": "#/$defs/a", "$defs": tree}).takes("[[], []]")
 
 
+def test_what_has_no_value_that_ends_is_named() -> None:
+    a, b = {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}
+    needs: dict[str, Any] = {"type": "object", "properties": {"x": b}, "required": ["x"]}
+    for schema in (
+        {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]},
+        {"$defs": {"b": {"type": "array", "items": b, "minItems": 1}}, "anyOf": [NULL, b]},
+        {"$defs": {"a": {"anyOf": [b, needs]}, "b": {"allOf": [TRUTH, a]}}, "items": a},
+        {"$defs": {"b": needs | {"type": ["array", "object"], "items": b, "minItems": 1}}, **b},
+        {"$defs": {"b": {"type": "array", "prefixItems": [NULL, b], "minItems": 2}}, **b},
+    ):
+        with pytest.raises(InvalidRequest, match=r"'\$ref' in '#.*' leads back to it"):
+            enforceable(schema, "p")
+    for schema, value in (
+        ({"$defs": {"b": needs | {"type": ["object", "null"]}}, **b}, {"x": {"x": None}}),
+        ({"$defs": {"b": {"type": "array", "items": b}}, **b}, [[], [[]]]),
+        ({"$defs": {"b": needs | {"type": ["array", "object"]}}, **b}, {"x": []}),
+        ({"$defs": {"a": {"anyOf": [needs, NULL]}, "b": a}, **a}, {"x": {"x": None}}),
+    ):
+        assert Enforced(schema).takes_value(value), schema
+
+
 def test_no_key_comes_twice_or_in_another_spelling() -> None:
     for schema in (
         LISTED | {"additionalProperties": True},
@@ -293,6 +315,29 @@ def test_alternatives_are_told_apart_by_a_property_that_differs() -> None:
     ):
         with pytest.raises((GrammarFailed, InvalidRequest), match="'oneOf'"):
             Enforced(pet | {"$defs": {"cat": first, "dog": second}})
+
+
+def test_a_discriminator_is_required_of_each_alternative() -> None:
+    """Pydantic writes it with a default, and reads no value without it."""
+    dog = {"type": "object", "properties": {"kind": {"const": "dog"}, "age": WHOLE}}
+    pet: dict[str, Any] = {"oneOf": [{"$ref": "#/$defs/cat"}, dog]}
+    tag = {"discriminator": {"propertyName": "kind"}}
+    cat = {"type": "object", "properties": {"kind": {"const": "cat"}, "friend": pet | tag}}
+    made = Enforced(pet | tag | {"$defs": {"cat": cat}})
+    assert made.takes('{"kind": "cat", "friend": {"kind": "dog", "age": 3}}')
+    for text in ("{}", '{"age": 3}', '{"kind": "cat", "friend": {}}', '{"kind": "cat", "age": 3}'):
+        assert not made.takes(text)
+
+
+def test_keys_that_are_listed_are_the_only_ones() -> None:
+    keys = {"type": "string", "enum": ["a", "b"]}
+    for names in (keys, {"$ref": "#/$defs/keys"}):
+        schema = {"type": "object", "propertyNames": names, "additionalProperties": TRUTH}
+        made = Enforced(schema | {"required": ["b"], "$defs": {"keys": keys}})
+        assert made.takes('{"a": true, "b": false}')
+        assert made.takes('{"b": false}')
+        for text in ('{"a": true}', '{"b": 1}', '{"b": true, "c": true}'):
+            assert not made.takes(text)
 
 
 def test_references_to_what_is_inside_of_each_other_repeat_no_more_than_fits() -> None:
