@@ -75,6 +75,10 @@ def read_adapter(
 
 
 def _tensors(file: Path, max_bytes: int | None) -> dict[str, Tensor]:
+    if not file.is_file():
+        raise AdapterRefused(
+            f"{file.parent} has no {file.name}: load it in PEFT, and save_pretrained() it"
+        )
     try:
         num_bytes = file.stat().st_size
         if max_bytes is not None and num_bytes > max_bytes:

@@ -35,7 +35,7 @@ class Target:
     @property
     def num_out(self) -> int:
         """Rows of its matrix."""
-        return max(place.first_row + count for _, place, count in self.pieces)
+        return sum(count for _, _, count in self.pieces)
 
     def split(self, numbers: Tensor) -> dict[str, Tensor]:
         """Divide one number for each row among the parts of the plan."""
@@ -72,7 +72,7 @@ class Targets:
                 _add(modules, matrix)
             if layer.mlp.choice is not None:
                 block = f"model.layers.{index}.mlp"
-                experts[f"{block}.experts"] = _fused(layer)
+                experts[f"{block}.experts"] = _fused(layer, layer.mlp.choice.takes_turns)
                 own = layer.mlp.matrices["router"].parts[0].name
                 modules[own].is_router = True
                 modules[f"{block}.gate"] = modules[own]
@@ -89,16 +89,19 @@ def _add(modules: dict[str, Target], matrix: Matrix) -> None:
         target.pieces.append((part.name, place, num_out))
 
 
-def _fused(layer: LayerPlan) -> dict[str, list[Target]]:
+def _fused(layer: LayerPlan, takes_turns: bool) -> dict[str, list[Target]]:
     experts = layer.mlp.experts
-    return {name: [_joined(expert[name]) for expert in experts] for name in experts[0]}
+    return {name: [_joined(expert[name], takes_turns) for expert in experts] for name in experts[0]}
 
 
-def _joined(matrix: Matrix) -> Target:
-    """One module of all parts, one after the other."""
-    target, first = Target(matrix.num_in), 0
-    for part in matrix.parts:
-        target.pieces.append((part.name, TensorRows(matrix.name, first), len(part.rows)))
+def _joined(matrix: Matrix, takes_turns: bool) -> Target:
+    """One module of all parts: one after the other, or a row of each in turn."""
+    target, first, count = Target(matrix.num_in), 0, len(matrix.parts)
+    for number, part in enumerate(matrix.parts):
+        place = TensorRows(matrix.name, first)
+        if takes_turns:
+            place = TensorRows(matrix.name, 0, (number,), head_rows=count)
+        target.pieces.append((part.name, place, len(part.rows)))
         first += len(part.rows)
     return target
 
@@ -107,9 +110,9 @@ def _rows(place: TensorRows, count: int) -> Tensor | slice:
     """Which rows of a module are those of a part, in its order."""
     if not place.head_order:
         return slice(place.first_row, place.first_row + count)
-    order = torch.tensor(place.head_order)
-    rows = torch.arange(count)
-    return place.first_row + rows // len(order) * len(order) + order[rows % len(order)]
+    size, there = place.strides
+    rows, order = torch.arange(count), torch.tensor(place.head_order)
+    return place.first_row + rows // size * there + order[rows % size]
 
 
 def of_experts(targets: Iterable[Target], a: Tensor, b: Tensor) -> dict[str, LowRank]:

@@ -86,6 +86,7 @@ class ExpertConfig:
     weighs_shared: bool = True  # by a sigmoid
     choice: Choice = SOFTMAX
     has_bias: bool = False  # the router and each expert
+    takes_turns: bool = False  # rows of gate and up do, where all experts are one parameter
 
 
 def no_experts(fields: JsonFields, num_layers: int) -> ExpertConfig | None:
@@ -119,7 +120,7 @@ def gpt_oss_experts(fields: JsonFields, num_layers: int) -> ExpertConfig:
         layers=frozenset(range(num_layers)),
         names=ExpertNames("mlp", "gate_proj", "up_proj", "down_proj", scores="router"),
     )
-    return replace(experts, has_bias=True)
+    return replace(experts, has_bias=True, takes_turns=True)
 
 
 def qwen3_experts(fields: JsonFields, num_layers: int) -> ExpertConfig:

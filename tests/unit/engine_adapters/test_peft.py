@@ -46,6 +46,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"r": 4, "target_modules": ["q_proj", "v_proj"], "layers_to_transform": [1]}),
     ("mixtral", QUERIES | {"target_parameters": ["mlp.experts.down_proj"]}),
     ("mixtral", QUERIES | {"target_parameters": ["mlp.experts.gate_up_proj"]}),
+    ("gpt_oss", QUERIES | {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}),
     ("qwen2_moe", ALL),  # shared experts
     ("qwen3_moe", ALL | {"alpha_pattern": {"mlp.gate.weight": 30}}),
     ("llama", ALL | {"trainable_token_indices": TRAINED}),

@@ -191,6 +191,9 @@ def test_files_that_are_damaged_or_too_large_are_refused(folder: Path, plan: Mod
     weights.write_bytes(weights.read_bytes()[:-9])
     with pytest.raises(AdapterRefused, match="damaged"):
         read_adapter(folder, plan)
+    weights.rename(folder / "adapter_model.bin")  # as PEFT once wrote it
+    with pytest.raises(AdapterRefused, match=r"has no adapter_model.safetensors: load it in PEFT"):
+        read_adapter(folder, plan)
     (folder / "adapter_config.json").write_text("[]")
     with pytest.raises(AdapterRefused, match="no JSON object"):
         read_adapter(folder, plan)
