@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Final
 from urllib.parse import urlsplit
 
 ANY_HOST = ("", "0.0.0.0", "::")  # to listen on: every address of this machine
@@ -13,10 +15,21 @@ ANY_HOST = ("", "0.0.0.0", "::")  # to listen on: every address of this machine
 _HOST = re.compile(r"[^\s\[\]:/,]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")  # without a port
 _ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|[^\s\[\]:/,]+):(\d{1,5})")
 
+_NOT_BOUND: Final[Mapping[int | None, str]] = {
+    errno.EADDRINUSE: "Address already in use: name another port, or 0 for any free one",
+    errno.EADDRNOTAVAIL: "it is no address of this machine",
+    errno.EACCES: "ports below 1024 are for root",
+}
+
 
 def format_address(host: str, port: int) -> str:
     """The address of a port."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def why_not_bound(error: OSError) -> str:
+    """What keeps a process from listening, and what would not."""
+    return _NOT_BOUND.get(error.errno) or error.strerror or str(error)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from coordinator.api.server.connection import Connection
 from coordinator.api.server.https import Https
 from coordinator.api.server.outbox import FULL
 from coordinator.api.server.places import Places
-from pdserve.shared.addresses import format_address
+from pdserve.shared.addresses import format_address, why_not_bound
 from pdserve.shared.process.may_pass import config_error
 from pdserve.shared.process.open_files import file_limit
 
@@ -90,7 +90,8 @@ class HttpServer:
         except OSError as error:
             await self._runner.cleanup()
             address = format_address(self._host, self._port)
-            raise config_error(f"cannot listen on {address}: {error}", error) from error
+            what = f"cannot listen on {address}: {why_not_bound(error)}"
+            raise config_error(what, error) from error
         self._port = self._listener.sockets[0].getsockname()[1]
         if self._max_connections < self._config.max_connections:
             _log.warning(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from pdserve.shared.addresses import ANY_HOST, format_address, loopback
+from pdserve.shared.addresses import ANY_HOST, format_address, loopback, why_not_bound
 from pdserve.shared.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ class ReservedPort:
         except OSError as error:
             self._socket.close()
             address = format_address(host, port)
-            raise ConfigError(f"cannot listen on {address}: {error.strerror}") from error
+            raise ConfigError(f"cannot listen on {address}: {why_not_bound(error)}") from error
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:

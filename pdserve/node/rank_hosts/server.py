@@ -28,7 +28,7 @@ from pdserve.node.start.cores import CorePlan, plan_cores, use_service_cores
 from pdserve.node.start.model import packed_cache
 from pdserve.node.start.ranks import start_ranks
 from pdserve.settings.rank_host import RankHostConfig
-from pdserve.shared.addresses import format_address
+from pdserve.shared.addresses import format_address, why_not_bound
 from pdserve.shared.errors import PdserveError, PeerLost
 from pdserve.shared.process.may_pass import config_error
 from pdserve.wire.security import Security, check_exposure
@@ -71,9 +71,9 @@ def _listen(config: RankHostConfig) -> socket.socket:
     try:
         listener = socket.create_server((config.host, config.port), family=family)
     except OSError as error:
-        raise config_error(
-            f"cannot listen on {config.host}:{config.port}: {error}", error
-        ) from error
+        address = format_address(config.host, config.port)
+        what = f"cannot listen on {address}: {why_not_bound(error)}"
+        raise config_error(what, error) from error
     log.info("listens on %s", format_address(config.host, listener.getsockname()[1]))
     return listener
 
