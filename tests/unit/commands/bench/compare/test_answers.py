@@ -107,6 +107,7 @@ async def test_other_formats_are_held_against_nobody() -> None:
     assert set(scenario.answers.alone) == {"llama.cpp", "silent"}
 
 
+@pytest.mark.long  # that ids count is tested below
 async def test_other_tokens_of_the_same_text_are_told_of_the_warm_up() -> None:
     """Only then servers are asked for ids, which cost them time."""
 
@@ -166,3 +167,5 @@ async def test_an_answer_is_known_by_its_choices_not_by_how_they_came() -> None:
     usual = await answer_of(said(" a", 0), said(" b", 1))
     assert (await answer_of(said(" b", 1), said(" a", 0))).digest == usual.digest
     assert (await answer_of(said(" b", 0), said(" a", 1))).digest != usual.digest
+    with_ids = {"choices": [{"index": 0, "text": " a", "token_ids": [7]}]}
+    assert (await answer_of(with_ids, said(" b", 1))).digest != usual.digest
