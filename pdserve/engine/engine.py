@@ -143,7 +143,7 @@ class Engine(StepEnds):
         Raises:
             NodeSick: too many steps have failed, or the device has.
         """
-        thread = self._started_thread()
+        thread = self.started_thread()
         loop = _Loop(runner, observer, thread)
         step = self._step
         if runner.launcher is not None:
@@ -180,20 +180,15 @@ class Engine(StepEnds):
         """Whether the thread that computes steps is there."""
         return self._thread is not None and self._thread.is_alive
 
-    @property
-    def thread(self) -> StepThread:
-        """The thread that computes steps, which has to be there."""
-        assert self._thread is not None
-        return self._thread
-
     async def in_thread(self, function: Callable[[], T]) -> T:
         """Call a function in the thread that computes steps, before the first or between two.
 
         A device that runs ahead may be computing meanwhile what the thread has launched before.
         """
-        return await self._started_thread().submit(function).result
+        return await self.started_thread().submit(function).result
 
-    def _started_thread(self) -> StepThread:
+    def started_thread(self) -> StepThread:
+        """Return the thread that computes steps, from now to the end of `run`."""
         if self._thread is None:
             self._thread = StepThread()
         return self._thread

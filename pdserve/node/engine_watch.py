@@ -84,7 +84,7 @@ class EngineWatch:
             return  # threads stand still, for others that compute
         faulthandler.register(_WRITE_STACKS)
         for engine in engines:
-            engine.thread.watchdog.start(TICK_S, FLOOR_S + SILENT_S, SICK, _WRITE_STACKS)
+            engine.started_thread().watchdog.start(TICK_S, FLOOR_S + SILENT_S, SICK, _WRITE_STACKS)
 
     async def until(self, *events: Coroutine[Any, Any, object]) -> None:
         """Wait for the first of these events.
@@ -118,7 +118,7 @@ class EngineWatch:
         for engine, seen in self._steps.items():
             if not engine.has_thread:
                 raise NodeSick(f"{Sickness.ENGINE_DEAD}: the thread that computes steps has ended")
-            self._check_thread(engine.thread.watchdog)
+            self._check_thread(engine.started_thread().watchdog)
             step = engine.step
             if step is not seen.rows:
                 self._steps[engine] = _Step(step)

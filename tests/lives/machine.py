@@ -59,9 +59,11 @@ class LifeWatchdog:
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._since_s: float | None = None
+        self._is_started = False
 
     def start(self, *_: float) -> None:
-        """It looks whenever it is asked."""
+        """From now on it looks when it is asked."""
+        self._is_started = True
 
     def stop(self) -> None:
         """Nothing here ends a process but its event loop."""
@@ -72,7 +74,9 @@ class LifeWatchdog:
 
     @property
     def still_s(self) -> float:
-        return 0.0 if self._since_s is None else self._now_s() - self._since_s
+        if self._since_s is None or not self._is_started:
+            return 0.0
+        return self._now_s() - self._since_s
 
 
 class LifeThread:

@@ -97,8 +97,9 @@ class Bench:
 
     @property
     def dog(self) -> SilentDog:
-        assert isinstance(self.engine.thread.watchdog, SilentDog)
-        return self.engine.thread.watchdog
+        dog = self.engine.started_thread().watchdog
+        assert isinstance(dog, SilentDog)
+        return dog
 
     def settle(self) -> None:
         """Its steps have been as predicted for a while."""
