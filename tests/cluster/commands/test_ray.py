@@ -73,7 +73,8 @@ async def test_a_port_that_is_taken_on_the_head_machine_is_told_also_from_outsid
     end = await second.start(*flags).ended()
     assert (end.returncode, end.last_line) == (
         2,
-        f"cannot listen on 127.0.0.1:{taken}: Address already in use",
+        f"cannot listen on 127.0.0.1:{taken}: Address already in use: name another port, or 0 for "
+        "any free one",
     )
 
 
