@@ -156,13 +156,17 @@ class BatchRun:
                     break
                 task = asyncio.create_task(self._answer(line, place))
                 self._lines.add(task)
-                task.add_done_callback(self._lines.discard)
+                task.add_done_callback(partial(self._ended, place))
             else:
                 behind = lines[-1]
                 continue
             break
         while self._lines:
             await asyncio.wait(self._lines)
+
+    def _ended(self, place: LinePlace, task: asyncio.Task[None]) -> None:
+        self._lines.discard(task)
+        place.leave()  # not only in the task: if it is cancelled before it begins, it never runs
 
     async def _answer(self, line: Line, place: LinePlace) -> None:
         batch = self.batch

@@ -73,6 +73,7 @@ class LinePlace:
         self._places = places
         self._owner = owner
         self._has_begun = False
+        self._has_left = False
 
     def begun(self) -> None:
         """Note that its line has begun; again does nothing."""
@@ -81,6 +82,8 @@ class LinePlace:
             self._places.begun(self._owner)
 
     def leave(self) -> None:
-        """Give it back."""
+        """Give it back; again does nothing."""
         self.begun()
-        self._places.ended(self._owner)
+        if not self._has_left:
+            self._has_left = True
+            self._places.ended(self._owner)

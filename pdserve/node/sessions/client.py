@@ -122,6 +122,10 @@ class Sessions:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for opening in self._opening.values():  # its task was cancelled before it began
+            opening.set_exception(PeerLost("the sessions are closed"))
+            opening.exception()  # marks it as retrieved, in case nobody waits any more
+        self._opening.clear()
 
     async def _run(self, peer: NodeAddress, opening: asyncio.Future[Session]) -> None:
         """Open a session and serve it until it breaks."""

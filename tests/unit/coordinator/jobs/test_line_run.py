@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +13,13 @@ from coordinator.api.answer.run import WholeAnswer
 from coordinator.api.context import ApiContext, RequestTrace
 from coordinator.api.read.ask import Ask
 from coordinator.external.errors import EndpointUnavailable
+from coordinator.jobs.batch_run import BatchRun
 from coordinator.jobs.line_run import run_line
+from coordinator.jobs.places import LinePlaces
 from coordinator.jobs.storage.batches import Batch, BatchDocument, Line
 from tests.unit.coordinator.api.harness import served
 from tests.unit.coordinator.jobs.played import cluster
+from tests.waits import turn
 
 _DOCUMENT = BatchDocument(endpoint="/v1/chat/completions")
 BATCH = Batch("batch_1", "", "batch", "in_progress", 0, 2**40, _DOCUMENT)
@@ -77,3 +82,21 @@ async def test_a_line_whose_first_tiers_answer_in_vain_is_tried_ever_more_rarely
         Plan.has_tiers = False
         await run_line(*given, lambda: None, pause)  # type: ignore[arg-type]
         assert pauses == [7.0] * 12
+
+
+async def test_a_line_that_is_ended_before_it_begins_gives_its_place_back() -> None:
+    """Its task never runs: of places that are lost, a coordinator would have none one day."""
+    places, read = LinePlaces(), asyncio.get_running_loop().create_future()
+    places.resize(1, 64, frozenset({""}))
+
+    async def left(*_: object) -> list[Line]:
+        return await read  # type: ignore[no-any-return]
+
+    context = SimpleNamespace(tasks=SimpleNamespace(is_draining=False))
+    parts: Any = (context, {}, SimpleNamespace(left=left), None, places, None)
+    running = asyncio.create_task(BatchRun(BATCH, "me", *parts).run())
+    await turn()
+    read.set_result([LINE, replace(LINE, number=2)])
+    running.cancel()  # in the turn of the loop in which its lines' tasks are made
+    await asyncio.wait([running])
+    assert places.num_running == 0

@@ -433,6 +433,15 @@ async def test_a_session_that_is_being_opened_is_no_link_yet(pair: Pair) -> None
     assert [link.peer for link in pair.sessions.links()] == ["p"]
 
 
+async def test_a_session_that_is_closed_before_it_begins_to_open_is_lost(pair: Pair) -> None:
+    opening = asyncio.ensure_future(pair.sessions.get(pair.peer))
+    await asyncio.sleep(0)  # its task is there, and begins with the next turn of the loop
+    await pair.sessions.close()
+    with pytest.raises(PeerLost, match="closed"):
+        async with asyncio.timeout(30):
+            await opening
+
+
 async def test_an_exporter_that_never_answers_is_given_up(pair: Pair) -> None:
     """Later than `liveness_s`: its kernel has answered, so it may only be slow."""
     timeouts = Timeouts(connect_s=1.6, liveness_s=1.2)
