@@ -112,7 +112,12 @@ async def test_payers_take_turns() -> None:
 async def test_what_takes_too_long_is_given_up_and_an_answer_has_a_budget() -> None:
     stuck, woken = threading.Event(), asyncio.Event()
     queue = MaskQueue(1, MaskLimits(cpu_s=0.02, wall_s=0.02), answer_cpu_s=1.0)
-    queue.wake = woken.set
+
+    def wake() -> None:
+        queue._limits = MaskLimits(cpu_s=60.0, wall_s=60.0)  # of the one behind
+        woken.set()
+
+    queue.wake = wake
     slow, behind = a_mask("eve", lambda: stuck.wait() and None), a_mask("ann", lambda: None)
     try:
         for mask in (slow, behind):

@@ -211,13 +211,14 @@ async def test_a_client_that_answers_no_ping_is_given_up(is_busy: bool) -> None:
     async with api_of as api, connected(api, autoping=False) as socket:
         if is_busy:
             await socket.send_json({"type": "response.create", "model": MODEL, "input": "Hi"})
-            await socket.receive_json()
         async with asyncio.timeout(30):
             kinds: list[aiohttp.WSMsgType] = []
             while not socket.closed:
                 kinds.append((await socket.receive()).type)
-            assert kinds.count(aiohttp.WSMsgType.PING) == 3
+            num_pings = kinds.count(aiohttp.WSMsgType.PING)
+            assert num_pings == 3 or (is_busy and num_pings > 3), "some came before it was heard"
             if is_busy:
+                assert aiohttp.WSMsgType.TEXT in kinds
                 await api.observer.over.wait()
                 assert len(api.generator.last.cancels) == 1
 
