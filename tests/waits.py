@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
+T = TypeVar("T")
 WITHIN_S = 60.0  # however busy the machine is
 
 
@@ -16,6 +18,15 @@ def leap(seconds: float) -> None:
     loop = asyncio.get_running_loop()
     now = loop.time
     loop.time = lambda: now() + seconds  # type: ignore[method-assign]
+
+
+async def at_its_deadline(outcome: asyncio.Future[T], seconds: float) -> T:
+    """What comes of a deadline of so many seconds, which begins nobody knows when."""
+    while not outcome.done():
+        await asyncio.sleep(0.005)
+        await turn()
+        leap(seconds)
+    return await outcome
 
 
 async def turn() -> None:

@@ -33,9 +33,10 @@ from pdserve.shared.errors import (
     TicketInvalid,
 )
 from tests.unit.kv_transfer.pairs import LARGE, make_pool, open_pair
+from tests.waits import at_its_deadline, leap, turn, until
 
 IDENTITY = KvIdentity("a-model", "main", LARGE)
-IMPATIENT = PullLimits(request_s=0.2, idle_s=0.2, stall_s=0.2, max_connections=4)
+LIMITS = PullLimits()
 
 
 def frame(body: bytes, magic: bytes = b"pdKV") -> bytes:
@@ -120,22 +121,24 @@ async def test_garbage_on_the_tcp_port_is_closed_and_counted(garbage: bytes) -> 
 
 @pytest.mark.parametrize("half", [b"", b"p", b"pdKV\x00\x00", frame(bytes(1000))[:500]])
 async def test_half_a_request_is_closed_at_its_deadline(half: bytes) -> None:
-    async with tcp_exporter(IMPATIENT) as exporter:
+    async with tcp_exporter(LIMITS) as exporter:
         reader, writer = await asyncio.open_connection(*port_of(exporter))
         writer.write(admission(exporter) + half)
-        async with asyncio.timeout(30):
-            assert await reader.read() == b""
+        reading = asyncio.ensure_future(reader.read())
+        limit_s = LIMITS.request_s if half else LIMITS.idle_s
+        assert await at_its_deadline(reading, limit_s) == b""
         await hang_up(writer)
         assert exporter.statistics.garbage == (1 if half else 0)
         await assert_still_serves(exporter)
 
 
 async def test_an_idle_connection_is_closed_at_its_deadline() -> None:
-    async with tcp_exporter(IMPATIENT) as exporter:
+    async with tcp_exporter(LIMITS) as exporter:
         reader, writer = await asyncio.open_connection(*port_of(exporter))
         writer.write(admission(exporter) + request_frame(exporter.issue("r", 0, 1, [3]), 0, 1))
-        async with asyncio.timeout(30):
-            assert len(await reader.read()) > LARGE.token_bytes
+        reading = asyncio.ensure_future(reader.read())
+        await until(lambda: exporter.statistics.pulls_served == 1)
+        assert len(await at_its_deadline(reading, LIMITS.idle_s)) > LARGE.token_bytes
         await hang_up(writer)
         assert exporter.statistics.garbage == 0
 
@@ -143,10 +146,11 @@ async def test_an_idle_connection_is_closed_at_its_deadline() -> None:
 async def test_a_puller_asks_again_when_its_idle_connection_was_closed() -> None:
     pool = make_pool(LARGE, 4)
     puller = Puller(pool, IDENTITY, host_id(), choose_kinds(["tcp"], pool))
-    async with tcp_exporter(IMPATIENT) as exporter:
+    async with tcp_exporter(LIMITS) as exporter:
         link = await puller.connect(exporter.welcome(), timeout_s=30)
         for _ in range(2):
-            await asyncio.sleep(0.4)
+            leap(LIMITS.idle_s)
+            await turn()
             await puller.pull(link, exporter.issue("r", 0, 64, [3]), [2], 0, timeout_s=30)
         await link.close()
         assert (pool.data[2] == exporter.pool.data[3]).all()
@@ -195,7 +199,7 @@ async def test_a_full_table_of_pulls_turns_newcomers_away() -> None:
 
 
 async def test_a_hung_puller_takes_no_thread_and_is_closed_at_its_deadline() -> None:
-    async with tcp_exporter(PullLimits(stall_s=1.0), num_threads=1) as exporter:
+    async with tcp_exporter(LIMITS, num_threads=1) as exporter:
         endless = exporter.issue("r", 0, 6000 * LARGE.block_size, [1] * 6000)
         hung = [await asyncio.open_connection(*port_of(exporter), limit=1024) for _ in range(3)]
         for reader, writer in hung:
@@ -204,9 +208,9 @@ async def test_a_hung_puller_takes_no_thread_and_is_closed_at_its_deadline() -> 
             await reader.readexactly(1)
         await assert_still_serves(exporter)
         assert exporter.statistics.broken == 0
-        async with asyncio.timeout(30):
-            while exporter.statistics.broken < 3:
-                await asyncio.sleep(0.02)
+        while exporter.statistics.broken < 3:
+            await asyncio.sleep(0.005)
+            leap(LIMITS.stall_s)
         for _, writer in hung:
             await hang_up(writer)
 

@@ -41,6 +41,7 @@ from tests.unit.kv_transfer.pairs import (
     open_pair,
     tokens_of,
 )
+from tests.waits import at_its_deadline
 
 pytest.importorskip("cryptography", reason="the certs extra is not installed")
 from pdserve.commands.cli.certs import make
@@ -239,11 +240,11 @@ async def test_who_may_not_pull_is_refused_with_a_line_at_both_ends(
 
 
 async def test_a_connection_without_a_handshake_is_closed_at_its_deadline(keys: Path) -> None:
-    limits = PullLimits(request_s=0.2)
     ours = NodeTls(keys / "ours/node")
-    async with exporting(ours, limits) as exporter, asyncio.timeout(30):
+    async with exporting(ours) as exporter:
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(exporter))
-        assert await reader.read() == b""
+        reading = asyncio.ensure_future(reader.read())
+        assert await at_its_deadline(reading, PullLimits().request_s) == b""
         writer.close()
         assert exporter.statistics.garbage == 1
         assert await pull(exporter, ours)
