@@ -66,9 +66,12 @@ class RoomQueue:
         queues = self._engine.queues
         queues.claims.append(request)
         try:
-            while (reserved := self._reserve(request)) is None:
-                turn.clear()
+            if self._first() is request:
+                turn.set()
+            while (reserved := self._reserve(request, turn)) is None:
                 await subscription.wait(turn)
+                if not turn.is_set():  # its record has come, so that it may be the first by now
+                    self.offer()
             request.block_table, num_reused = reserved
             request.num_passed = self._engine.pool.num_passed(request.num_pulled_tokens)
             request.state_blocks = self._engine.pool.allocate(self._engine.pool.state_blocks)
@@ -95,22 +98,26 @@ class RoomQueue:
 
     def _give_turn(self) -> None:
         self._is_offered = False
-        self._note_ended_prefills()
-        first = self._policy.first(self._engine.queues)
-        if first in self._turns:
+        first = self._first()
+        if first in self._turns and self._has_place(first):
             self._turns[first].set()
 
-    def _reserve(self, request: Request) -> tuple[list[int], int] | None:
-        queues = self._engine.queues
+    def _first(self) -> Request | None:
+        """Return whose turn it is. All that wait are ranked for this, so it is not asked twice."""
+        self._note_ended_prefills()
+        return self._policy.first(self._engine.queues)
+
+    def _has_place(self, request: Request) -> bool:
+        return self._policy.has_place(self._engine.queues.beside(request), request)
+
+    def _reserve(self, request: Request, turn: asyncio.Event) -> tuple[list[int], int] | None:
+        """Return its blocks; None: it is not its turn, or there is no room. It has had its turn."""
+        if not turn.is_set():
+            return None
+        turn.clear()
         if request.targets.deadline_s <= self._clock.now():
             raise DeadlineExceeded(f"{request.request_id} waited for room beyond its deadline")
-        self._note_ended_prefills()
-        if self._policy.first(queues) is not request:
-            # Ranks change with time: the request that is first by now may not have been woken.
-            self.offer()
-            self._engine.wake()
-            return None
-        if not self._policy.has_place(queues.beside(request), request):
+        if not self._has_place(request):
             return None
         num_passed = self._engine.pool.num_passed(request.num_pulled_tokens)
         num_tokens = request.num_tokens + 1

@@ -180,19 +180,6 @@ async def test_it_gives_its_turn_away_when_it_leaves() -> None:
         assert bench.engine._wake.is_set(), "an idle engine must look at the prompt again"
 
 
-async def test_whoever_has_become_the_first_gets_the_turn_of_who_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with made(Bench(max_batch_size=1)) as bench:
-        blocker = await bench.ask(2)
-        was_first, is_first = await bench.ask(2), await bench.ask(2)
-        ranks = iter([was_first])
-        monkeypatch.setattr(bench.policy, "first", lambda _: next(ranks, is_first))
-        await bench.release(blocker)
-        assert bench.has_room(is_first)
-        assert not bench.has_room(was_first)
-
-
 async def test_a_handoff_that_ends_is_heard() -> None:
     async with made(Bench(max_batch_size=1)) as bench:
         await bench.ask(2)
