@@ -55,7 +55,6 @@ class ModelCluster:
         process: FlowProcess,
         is_taken: Callable[[str], bool],
         coming: Callable[[], Coming | None],
-        cannot_serve: Callable[[], bool],
         adapters: Mapping[str, str],
     ) -> None:
         """
@@ -68,7 +67,6 @@ class ModelCluster:
             process: the coordinator's.
             is_taken: whether a name means something else than an adapter of this model.
             coming: when a node wakes as this model, which may have none; None: nobody knows.
-            cannot_serve: whether nodes could not wake as it.
             adapters: name |-> path, of those that are loaded once there are nodes.
         """
         self.model_id: Final = files.model_id
@@ -88,7 +86,7 @@ class ModelCluster:
         self._line = admission.line
         self.arrivals: Final = admission.arrivals
         router = Router(self.registry, config.mode, config.routing.router)
-        outlook = WakeOutlook(self.registry, router.can_route, self._line, coming, cannot_serve)
+        outlook = WakeOutlook(self.registry, router.can_route, self._line, coming)
         self.adapter_orders: Final = AdapterOrders(self.registry)
         serving = Serving(
             self.registry, partial(router.can_route, ""), lambda digest: self.flow.uses(digest)
@@ -142,7 +140,6 @@ class ModelCluster:
             revision_of=self.revisions.choose,
             until_awake=outlook.of,
             wake_s=outlook.wake_s,
-            cannot_serve=outlook.cannot_serve,
             are_awaited=config.routing.sleep_after_s > 0 or self._may_sleep(config.mode),
             comes_back=lambda role: config.restarts and self.absent.misses(role),
             adapter_missing=self.adapters.missing,
@@ -201,5 +198,6 @@ def _as_seen(member: Member) -> AwakeNode:
         num_requests=load.running_requests + load.waiting_requests,
         may_become=frozenset(hello.may_become),
         place_of=hello.place_of,
-        has_woken=hello.has_woken,
+        refused=hello.refused,
+        lacks_memory=load.lacks_memory,
     )

@@ -80,7 +80,6 @@ class ServedModels:
                 process=process if is_one else self._part(process, number),
                 is_taken=partial(self._is_taken, number),
                 coming=partial(self._coming, files.name),
-                cannot_serve=partial(self._cannot_serve, files.name),
                 adapters={} if number else parse_adapters(config.checkpoint.adapters),
             )
             for number, files in enumerate(all_files)
@@ -174,8 +173,8 @@ class ServedModels:
                 log.info("%s is to become a node of %s", order.node_id, order.model)
                 member.drain(become=order.model)
         for cluster in clusters:
-            if self._cannot_serve(cluster.name):
-                cluster.flow.look()  # nobody waits for that
+            if refused_s := self._wakes.refused_s(cluster.name, now_s):
+                cluster.flow.refuse_line(refused_s)
         self._look_in(self._wakes.again_s - now_s)
 
     def _forget_absence(self, member: Member) -> None:
@@ -232,9 +231,6 @@ class ServedModels:
         )
         may_wake = any(member.is_ready and name in member.hello.may_become for member in self)
         return coming if may_wake and not is_loading else None
-
-    def _cannot_serve(self, name: str) -> bool:
-        return self._wakes.cannot_serve(name, self._clock.now())
 
     def _watch(self, metrics: CoordinatorMetrics) -> None:
         metrics.count_each(

@@ -22,13 +22,8 @@ class WakeOutlook:
         can_route: Callable[[], bool],
         line: WaitingLine[RunningRequest],
         coming: Callable[[], Coming | None],
-        cannot_serve: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`coming`: when a node will be there; None: that is not known.
-
-        `cannot_serve`: whether nodes could not wake as the model.
-        """
-        self.cannot_serve = cannot_serve
+        """`coming`: when a node will be there; None: that is not known."""
         self._can_route = can_route
         self._line = line
         self._coming = coming

@@ -8,35 +8,36 @@ anew. That costs whoever it served before, so one node is moved at a time and po
            and those in line for one that has been too busy for BUSY_S. Each counts
            for one, and more the nearer its deadline is: two at the deadline. It counts for one
            more with each AGE_S that it has waited, so that it waits for no stream of others for
-           ever. Those of a tenant count for less the more other models were woken for it lately,
-           so that who asks for all in turn cannot thrash.
+           ever. A tenant has a share of the wakes (`wake_shares.py`).
     cost   requests that run on the node, and the gain of its model's own if that would be asleep:
            of two models that have half of what they need, one gives way, however many wakes were
            made for those who wait.
 
 A node is taken from the model where it costs least, if the gain is larger; never below a model's
 `min`, and not before it was awake for as long as its own wake takes: half of its time at most goes
-into wakes. Of a node with several places, a model has one. Of several coordinators one leads, and
-knows who waits for it alone. So each of the others orders, too, for those that have waited for
-longer than a wake of the leader's would have taken.
+into wakes. Of a node with several places, a model has one; while that waits for memory there,
+another node may be ordered, too. Of several coordinators one leads, and knows who waits for it
+alone. So each of the others orders, too, for those that have waited for longer than a wake of the
+leader's would have taken.
 
 An order has failed if nothing has come of it in ORDER_S, or the node has come back as another
 model's. It is given again: at once after the first failure, PAUSE_S after the second, twice as long
-after each further one, MOST_PAUSE_S at most. A node that has come back as what it was, without
-having died, could not wake as the model. After two such failures the model cannot be served: who
-waits for it need not wait on, until it is tried again. No event loop, no messages: what there is
-comes in, orders come out.
+after each further one, MOST_PAUSE_S at most. A node that could not wake as the model says so, and
+others are asked before it. After two such refusals the model cannot be served: who waits for it
+need not wait on, until it is tried again. No event loop, no messages: what there is comes in,
+orders come out.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
 from coordinator.pools.role_changes import NEEDED
+from coordinator.pools.wake_shares import WakeShares
 from coordinator.pools.wake_times import WakeTimes
 from pdserve.protocol import NodeRole
 from pdserve.settings.config import Mode
@@ -47,7 +48,6 @@ ORDER_S: Final = 30.0
 FOLLOW_S: Final = 1.0  # for which who does not lead gives the leader more time than a wake takes
 PAUSE_S: Final = 2.0  # nodes die for other reasons, too, and others may be idle
 MOST_PAUSE_S: Final = 60.0
-LATELY_S: Final = 60.0  # for which a wake counts against the tenants that it was made for
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,13 @@ class AwakeNode:
     num_requests: int  # running or waiting there
     may_become: frozenset[str]  # names of models
     place_of: str = ""  # the node whose cores and memory it shares with others; empty: none
-    has_woken: bool = False  # its process was a node before
+    refused: str = ""  # the model that it could not become before it was one of this one
+    lacks_memory: bool = False  # it is not ready, since other places keep what that takes
+
+    @property
+    def host(self) -> str:
+        """The node whose memory it has, with that of others or alone."""
+        return self.place_of or self.node_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,8 @@ class ModelNow:
     waiting: Sequence[Waiting]
 
     def has(self, roles: Iterable[NodeRole]) -> bool:
-        """Return whether it has a node in one of these pools, or one that is loading."""
-        return any(node.role in roles for node in self.nodes)
+        """Return whether it has a node in one of these pools, or one that is about to be ready."""
+        return any(node.role in roles and not node.lacks_memory for node in self.nodes)
 
 
 def needed_pools(mode: Mode) -> list[frozenset[NodeRole]]:
@@ -111,10 +117,14 @@ class Coming:
 @dataclass(slots=True)
 class _Ordered:
     model: str
-    former: str  # model of the node
     role: NodeRole
     incarnation: str  # of the node as it was
     at_s: float
+    heard_s: float  # when its node last said that it lacks memory; before that, `at_s`
+
+    @property
+    def lacks_memory(self) -> bool:
+        return self.heard_s > self.at_s
 
 
 @dataclass(slots=True)
@@ -123,7 +133,11 @@ class _Failures:
 
     at_s: float = 0.0  # the last one
     number: int = 0
-    num_refused: int = 0  # of the last ones: their nodes live, and are what they were
+    num_refused: int = 0  # of the last ones: their nodes have said so
+    refused_by: set[str] = field(default_factory=set)  # `AwakeNode.host`
+
+
+_NONE_FAILED: Final = _Failures()
 
 
 @dataclass(slots=True)
@@ -137,7 +151,7 @@ class Wakes:
     _orders: dict[str, _Ordered] = field(default_factory=dict)  # by node id
     _since_s: dict[str, tuple[str, float]] = field(default_factory=dict)  # node |-> (life, ready)
     _failed: dict[str, _Failures] = field(default_factory=dict)
-    _made_for: deque[tuple[float, str, str]] = field(default_factory=deque)  # (when, whom, model)
+    _shares: WakeShares = field(default_factory=WakeShares)
     # For orders of another coordinator: each ready node's model, and when others left theirs.
     _ready: dict[str, str] = field(default_factory=dict)
     _left: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -157,11 +171,12 @@ class Wakes:
     def decide(self, models: Sequence[ModelNow], now_s: float, *, leads: bool = True) -> list[Wake]:
         """Return the orders to give now; they are taken to be given."""
         self._follow(models, now_s)
+        self._share(models, now_s)
         self.again_s = inf
         wakes = []
         asking = models if leads else [self._left_waiting(model) for model in models]
         for model in sorted(asking, key=lambda m: -self._gain(m, now_s)):
-            if self._is_put_off(model.name, now_s):
+            if self._put_off_s(model.name, now_s):
                 continue
             for pool in self.pools:
                 wake = self._wake(model, pool, models, now_s)
@@ -175,30 +190,37 @@ class Wakes:
         An order that is late by some time is expected to take as long again.
         """
         expected_s = self.times.expected_s(model)
-        begun = [now_s - order.at_s for order in self._orders.values() if order.model == model]
+        orders = [order for order in self._orders.values() if order.model == model]
+        begun = [now_s - order.at_s for order in orders if not order.lacks_memory]
         if begun:
             left_s = max(min(abs(expected_s - for_s), ORDER_S - for_s) for for_s in begun)
             return Coming(max(0.0, left_s), is_ordered=True)
-        return None if self._is_put_off(model, now_s) else Coming(expected_s, is_ordered=False)
+        is_unknown = orders or self._put_off_s(model, now_s)
+        return None if is_unknown else Coming(expected_s, is_ordered=False)
 
     def _left_waiting(self, model: ModelNow) -> ModelNow:
         """Return the model with only those waiting for whom the leader has not woken it."""
         least_s = self.times.expected_s(model.name) + FOLLOW_S
         return replace(model, waiting=[one for one in model.waiting if one.waited_s >= least_s])
 
-    def cannot_serve(self, model: str, now_s: float) -> bool:
-        """Return whether nodes could not wake as it, and it is not tried again now."""
-        return self._is_put_off(model, now_s) and self._failed[model].num_refused > 1
+    def refused_s(self, model: str, now_s: float) -> float:
+        """Return for how long it cannot be served, since nodes could not wake as it; 0: it can."""
+        failures = self._failed.get(model, _NONE_FAILED)
+        return self._put_off_s(model, now_s) if failures.num_refused > 1 else 0.0
 
-    def _is_put_off(self, model: str, now_s: float) -> bool:
-        failures = self._failed.get(model, _Failures())
+    def _put_off_s(self, model: str, now_s: float) -> float:
+        failures = self._failed.get(model, _NONE_FAILED)
+        if failures.number < 2:
+            return 0.0
         pause_s = min(MOST_PAUSE_S, PAUSE_S * 2.0 ** min(failures.number - 2, 10))
-        return failures.number > 1 and now_s - failures.at_s < pause_s
+        return max(0.0, failures.at_s + pause_s - now_s)
 
     def _follow(self, models: Sequence[ModelNow], now_s: float) -> None:
         """Note which orders have been carried out, and which have failed."""
         ready: dict[str, tuple[str, AwakeNode]] = {}
+        lacking: set[str] = set()
         for model in models:
+            lacking |= {node.node_id for node in model.nodes if node.lacks_memory}
             for node in model.nodes:
                 life, _ = self._since_s.get(node.node_id, ("", 0.0))
                 if node.is_ready and life != node.incarnation:
@@ -209,29 +231,37 @@ class Wakes:
         self._since_s = {name: since for name, since in self._since_s.items() if name in here}
         for node_id, order in list(self._orders.items()):
             name, found = ready.get(node_id, ("", None))
+            if node_id in lacking:
+                order.heard_s = now_s
             if found is not None and found.incarnation != order.incarnation:
                 del self._orders[node_id]
                 if name == order.model:
-                    self.times.learn(name, now_s - order.at_s)
+                    if not order.lacks_memory:
+                        self.times.learn(name, now_s - order.at_s)
                     self._failed.pop(name, None)
-                else:  # it died, and was started again; or became what another has ordered
-                    is_refusal = found.has_woken and name == order.former
-                    self._note_failure(order.model, now_s, is_refusal=is_refusal)
-            elif now_s - order.at_s >= ORDER_S:
+                else:  # if not refused: it died, or became what another coordinator has ordered
+                    refused_by = found.host if found.refused == order.model else ""
+                    self._note_failure(order.model, now_s, refused_by)
+            elif now_s - order.heard_s >= ORDER_S:
                 del self._orders[node_id]
-                self._note_failure(order.model, now_s, is_refusal=False)
-        while self._made_for and now_s - self._made_for[0][0] >= LATELY_S:
-            self._made_for.popleft()
+                self._note_failure(order.model, now_s)
 
-    def _note_failure(self, model: str, now_s: float, *, is_refusal: bool) -> None:
+    def _note_failure(self, model: str, now_s: float, refused_by: str = "") -> None:
         failures = self._failed.setdefault(model, _Failures())
         failures.at_s = now_s
         failures.number += 1
-        failures.num_refused = failures.num_refused + 1 if is_refusal else 0
+        failures.num_refused = failures.num_refused + 1 if refused_by else 0
+        failures.refused_by |= {refused_by} - {""}
+
+    def _share(self, models: Sequence[ModelNow], now_s: float) -> None:
+        """Share the time that goes into wakes between tenants."""
+        roles = {n.node_id: n.role for model in models for n in model.nodes if n.may_become}
+        roles |= {node_id: order.role for node_id, order in self._orders.items()}
+        num_nodes = min(sum(role in pool for role in roles.values()) for pool in self.pools)
+        waiting = {one.tenant for model in models for one in model.waiting}
+        self._shares.look(waiting, num_nodes, now_s)
 
     def _gain(self, model: ModelNow, now_s: float) -> float:
-        others = {made[1:] for made in self._made_for if made[2] != model.name}
-        lately = Counter(tenant for tenant, _ in others)
         wake_s = self.times.expected_s(model.name)
         return sum(
             (
@@ -239,7 +269,7 @@ class Wakes:
                 + min(1.0, (one.waited_s + wake_s) / max(one.within_s, wake_s))
                 + one.waited_s / AGE_S
             )
-            / (1 + lately[one.tenant])
+            * self._shares.weight(one.tenant, model.name)
             for one in model.waiting
         )
 
@@ -248,35 +278,45 @@ class Wakes:
     ) -> Wake | None:
         """Return the order for a node of this pool, if the model needs one and one may be taken."""
         is_coming = any(
-            order.model == model.name and order.role in pool for order in self._orders.values()
+            order.model == model.name and order.role in pool and not order.lacks_memory
+            for order in self._orders.values()
         )
         if not model.waiting or is_coming:
             return None
         longest_s = max(one.waited_s for one in model.waiting)
         if model.has(pool) and (longest_s < BUSY_S or self._is_loading(model, pool)):
             return None
-        has_places = self._where_awake(model, models)
-        found = [
-            (self._cost(other, node, now_s), other.name, self._since_s[node.node_id][1], node)
-            for other in models
-            if other.name != model.name
-            for node in other.nodes
-            if node.role in pool
-            and node.place_of not in has_places
-            and self._may_leave(other, node, model.name, now_s)
+        gain = self._gain(model, now_s)
+        found = [  # a draw has a winner, too
+            one
+            for one in self._givable(model, pool, models, now_s)
+            if one[:2] < (gain, model.name) and gain > 0
         ]
         if not found:
             return None
-        cost, from_name, _, node = min(found, key=lambda one: (one[0], one[2]))
-        if (cost, from_name) >= (self._gain(model, now_s), model.name):  # a draw has a winner, too
-            return None
+        refused_by = self._failed.get(model.name, _NONE_FAILED).refused_by
+        node = min(found, key=lambda one: (one[2].host in refused_by, one[0], one[3]))[2]
         self._orders[node.node_id] = _Ordered(
-            model.name, from_name, node.role, node.incarnation, now_s
+            model.name, node.role, node.incarnation, at_s=now_s, heard_s=now_s
         )
         self.num_ordered[model.name] += 1
-        for tenant in {one.tenant for one in model.waiting}:
-            self._made_for.append((now_s, tenant, model.name))
+        tenants = {one.tenant for one in model.waiting}
+        waited_for = [name for name in tenants if self._shares.weight(name, model.name)]
+        takes_s = self.times.expected_s(model.name)
+        self._shares.made_for(waited_for, model.name, takes_s, now_s)
         return Wake(node.node_id, model.name)
+
+    def _givable(
+        self, model: ModelNow, pool: frozenset[NodeRole], models: Sequence[ModelNow], now_s: float
+    ) -> Iterator[tuple[float, str, AwakeNode, float]]:
+        """Yield nodes that may leave others for it: cost, whose, node, since when it is ready."""
+        has_places = self._where_awake(model, models)
+        for other in models:
+            for node in other.nodes if other.name != model.name else ():
+                is_elsewhere = node.role in pool and node.place_of not in has_places
+                if is_elsewhere and self._may_leave(other, node, model.name, now_s):
+                    since_s = self._since_s[node.node_id][1]
+                    yield self._cost(other, node, now_s), other.name, node, since_s
 
     def _where_awake(self, model: ModelNow, models: Sequence[ModelNow]) -> set[str]:
         """Return the nodes of which the model has a place: two are no more than one."""
@@ -285,7 +325,9 @@ class Wakes:
         return {node.place_of for node in [*model.nodes, *nodes] if node.place_of}
 
     def _is_loading(self, model: ModelNow, pool: frozenset[NodeRole]) -> bool:
-        return any(node.role in pool and not node.is_ready for node in model.nodes)
+        return any(
+            node.role in pool and not (node.is_ready or node.lacks_memory) for node in model.nodes
+        )
 
     def _may_leave(self, model: ModelNow, node: AwakeNode, name: str, now_s: float) -> bool:
         if not node.is_ready or node.node_id in self._orders or name not in node.may_become:

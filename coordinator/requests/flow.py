@@ -114,7 +114,6 @@ class Flow:
             self._clock,
             times.line_gap_s,
             waits_for_nodes=wanted.are_awaited,
-            cannot_serve=wanted.cannot_serve,
             wait_for_adapter=self._wait_for_adapter,
         )
         watch_line(admission.line, metrics)
@@ -183,6 +182,10 @@ class Flow:
     def look(self) -> None:
         """Serve the line soon: something outside has changed that requests may wait for."""
         self._line_keeper.look()
+
+    def refuse_line(self, seconds: float) -> None:
+        """End the requests in line if no node is there: for so long none can become the model's."""
+        self._line_keeper.refuse(seconds)
 
     def start(self, request: GenerationRequest) -> RunningRequest:
         """Dispatch both legs, or queue the request until there is room.

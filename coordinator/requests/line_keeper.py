@@ -93,15 +93,12 @@ class LineKeeper:
         gap_s: float = LINE_GAP_S,
         *,
         waits_for_nodes: bool = False,
-        cannot_serve: Callable[[], bool] = lambda: False,
         wait_for_adapter: Callable[[RunningRequest, NoNodeAvailable], None],
     ) -> None:
         """
-        With `waits_for_nodes`, an empty pool is waited for until each call's deadline, or until
-        nodes `cannot_serve` the model. What lacks no node but its adapter is given to
-        `wait_for_adapter`, and holds nobody up.
+        With `waits_for_nodes`, an empty pool is waited for until each call's deadline. What lacks
+        no node but its adapter is given to `wait_for_adapter`, and holds nobody up.
         """
-        self._cannot_serve = cannot_serve
         self._wait_for_adapter = wait_for_adapter
         self._admission = admission
         self._dispatcher = dispatcher
@@ -120,6 +117,14 @@ class LineKeeper:
             loop = asyncio.get_running_loop()
             self._next_look = loop.call_later(self._gap_s, self._serve)
 
+    def refuse(self, seconds: float) -> None:
+        """End whoever waits for nodes of the model: for so long none can become one."""
+        if self._dispatcher.can_route:
+            return
+        for running in list(self._admission.line):
+            if not (running.has_ended or running.request_id in self._claims):
+                running.end(NoNodeAvailable(_CANNOT_SERVE, seconds))
+
     def _serve(self) -> None:
         self._next_look = None
         line = self._admission.line
@@ -130,9 +135,6 @@ class LineKeeper:
             try:
                 placement = self._dispatcher.place(running.request, running.hashes)
             except NoNodeAvailable as error:
-                if not self._dispatcher.can_route and self._cannot_serve():
-                    running.end(NoNodeAvailable(_CANNOT_SERVE))
-                    continue
                 if not self._dispatcher.lacks_adapter(running.request):
                     return  # the request waits for a node to return
                 line.leave(running.request_id)

@@ -39,7 +39,6 @@ class WantedNodes:
     # What a request waits for where there are no nodes; None: nobody knows.
     until_awake: Callable[[Slo, Prompt], Awaited | None] = lambda slo, prompt: None
     wake_s: Callable[[], float] = lambda: 0.0  # until the model has nodes
-    cannot_serve: Callable[[], bool] = lambda: False  # whether nodes failed to become its own
     # Gets the digest of an adapter that a request needs, and no node has.
     adapter_missing: Callable[[str], None] = lambda digest: None
 

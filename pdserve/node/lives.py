@@ -71,8 +71,10 @@ class _Process:
     place: Place | None
     plans: KnownPlans
 
-    def plan(self, node: NodeOfModel, role: NodeRole, was: NodeOfModel | None = None) -> Planned:
-        """Plan a life; `was`: that of the one before. Raises as `run`."""
+    def plan(
+        self, node: NodeOfModel, role: NodeRole, was: NodeOfModel | None = None, refused: str = ""
+    ) -> Planned:
+        """Plan a life; `was`, `refused`: as of Planned. Raises as `run`."""
         config = node.config
         model = self.plans.of(config, role)
         node.check_digest(model.checkpoint.revision)
@@ -85,9 +87,9 @@ class _Process:
             )
         if not on_cpu:
             node = node._replace(others=())
-        return Planned(node, role, model, tier_blocks, self.place, was)
+        return Planned(node, role, model, tier_blocks, self.place, was, refused)
 
-    def plan_next(self, name: str, role: NodeRole, was: NodeOfModel) -> Planned:
+    def plan_next(self, name: str, role: NodeRole, was: NodeOfModel, refused: str) -> Planned:
         """Plan a life as a node of this model or, if that cannot be, as what the node was."""
         if name != was.name:
             try:
@@ -96,7 +98,8 @@ class _Process:
                 return self.plan(node, role, was)
             except _REFUSALS as error:
                 _log_refusal(name, was.name, error)
-        return self.plan(was, role, was)
+                refused = name
+        return self.plan(was, role, was, refused)
 
 
 async def _lives(process: _Process, planned: Planned, make: ServiceFactories) -> None:
@@ -104,13 +107,14 @@ async def _lives(process: _Process, planned: Planned, make: ServiceFactories) ->
     if planned.node.others:  # so that what lives end with is collected, and quickly
         freeze_loaded_objects()
     while True:
-        was = planned.node
+        was, refused = planned.node, ""
         try:
             name, role = await live(planned, process.cores, make, signals)
         except _REFUSALS as error:
             if planned.was is None or not planned.can_go_back:
                 raise
             _log_refusal(was.name, planned.was.name, error)
+            refused = was.name
             was, role = planned.was, planned.role
             name = was.name
         if not name or signals.has_heard:
@@ -119,7 +123,7 @@ async def _lives(process: _Process, planned: Planned, make: ServiceFactories) ->
         gc.collect()
         if process.place is not None:
             process.place.leave()
-        planned = await asyncio.to_thread(process.plan_next, name, role, was)
+        planned = await asyncio.to_thread(process.plan_next, name, role, was, refused)
         if signals.has_heard:
             return
         signals = StopSignals()

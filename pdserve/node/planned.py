@@ -21,6 +21,7 @@ class Planned:
     tier_blocks: TierBlocks | None = None
     place: Place | None = None  # that it has on a node of several; None: the node is its own
     was: NodeOfModel | None = None  # what its process was the node of before; None: it has started
+    refused: str = ""  # the model that it was to become, and could not; empty: there is none
 
     @property
     def can_go_back(self) -> bool:

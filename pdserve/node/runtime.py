@@ -86,8 +86,7 @@ async def live(
     """Live until drained; returns the model to go on with, if there is one, and the pool.
 
     Raises:
-        ConfigError, ModelError, CapacityError: the model cannot be served; or no coordinator lets
-            the node in, and it can go back.
+        ConfigError, ModelError, CapacityError: it cannot be served; or no coordinator lets it in.
     """
     node = Node(planned, cores, make, drain=signals.drain.set)
     try:
@@ -323,7 +322,6 @@ class Node:
             await self._server.stop(grace_s=0.0)
             await self._coordinators.wait_left(LEAVE_S)
         sys.stderr.write(f"pdserve {self.role.name.lower()}: error: {self._sick_reason}\n")
-        sys.stderr.flush()
         os._exit(SICK)
 
     async def _drained(self) -> None:
@@ -382,6 +380,7 @@ class Node:
             may_become=list(self._planned.node.others),
             place_of=self._config.place.place_of or self._config.place.ledger,
             has_woken=self._planned.was is not None,
+            refused=self._planned.refused,
             arithmetic="" if self._model.precision is None else self._model.arithmetic,
         )
 
@@ -421,6 +420,7 @@ class Node:
             busy_share=self._busy.share(parts.clock.now()),
             prompt_share=self._busy.prompts,
             is_standby=self._standby.is_waiting,
+            lacks_memory=self._place is not None and self._place.lacks_memory,
         )
 
     def _attached(self, link: CoordinatorLink) -> None:

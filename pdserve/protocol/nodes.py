@@ -155,6 +155,7 @@ class NodeHello(Message, frozen=True):
     arithmetic: str = ""
     place_of: str = ""  # the node whose cores and memory it shares with other models; empty: none
     has_woken: bool = False  # its process was a node of another model before
+    refused: str = ""  # the model that it was to become instead of this one, and could not
 
     def refusal(self, role: NodeRole) -> str:
         """Why the node can never work for a pool; empty: it can."""
@@ -238,6 +239,7 @@ class LoadReport(Message, frozen=True):
     is_standby: bool = False  # it is LOADING no more, but waits to be given a pool: see SetRole
     drafts: list[DraftState] = []  # by source
     no_drafts: str = ""  # why its steps compute one token of a stream; empty: they may do several
+    lacks_memory: bool = False  # it is LOADING, and other models of its node keep what that takes
 
     def check(self) -> None:
         """Check a report that a node has sent.

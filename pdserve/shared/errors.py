@@ -76,6 +76,10 @@ class PdserveError(Exception):
 
     code = "internal_error"
 
+    def __init__(self, message: str = "", retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s  # of those to try again; 0: unknown, infinite: hopeless
+
     @property
     def message(self) -> str:
         """What went wrong and what would be right, for people."""
@@ -201,13 +205,9 @@ class StoreUnavailable(CapacityError):
 
 
 class Overloaded(CapacityError):
-    """Refused before any work was done; `retry_after_s`: 0 if unknown, infinite if hopeless."""
+    """Refused before any work was done."""
 
     code = "overloaded"
-
-    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class SloUnreachable(Overloaded):

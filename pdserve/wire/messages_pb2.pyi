@@ -414,7 +414,7 @@ class TransportReach(_message.Message):
     def __init__(self, name: _Optional[str] = ..., domain: _Optional[str] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to", "program_version", "protocol", "late_last", "weights", "short_len", "model_name", "may_become", "arithmetic", "place_of", "has_woken")
+    __slots__ = ("node_id", "incarnation", "role", "state", "session_address", "metrics_address", "model_id", "revision", "layout", "num_blocks", "max_model_len", "introduction_key", "prefill_refusal", "transports", "attached_to", "program_version", "protocol", "late_last", "weights", "short_len", "model_name", "may_become", "arithmetic", "place_of", "has_woken", "refused")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -440,6 +440,7 @@ class NodeHello(_message.Message):
     ARITHMETIC_FIELD_NUMBER: _ClassVar[int]
     PLACE_OF_FIELD_NUMBER: _ClassVar[int]
     HAS_WOKEN_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: str
     role: int
@@ -465,7 +466,8 @@ class NodeHello(_message.Message):
     arithmetic: str
     place_of: str
     has_woken: bool
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ..., protocol: _Optional[int] = ..., late_last: bool = ..., weights: _Optional[str] = ..., short_len: _Optional[int] = ..., model_name: _Optional[str] = ..., may_become: _Optional[_Iterable[str]] = ..., arithmetic: _Optional[str] = ..., place_of: _Optional[str] = ..., has_woken: bool = ...) -> None: ...
+    refused: str
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., role: _Optional[int] = ..., state: _Optional[int] = ..., session_address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., model_id: _Optional[str] = ..., revision: _Optional[str] = ..., layout: _Optional[_Union[KvLayout, _Mapping]] = ..., num_blocks: _Optional[int] = ..., max_model_len: _Optional[int] = ..., introduction_key: _Optional[bytes] = ..., prefill_refusal: _Optional[str] = ..., transports: _Optional[_Iterable[_Union[TransportReach, _Mapping]]] = ..., attached_to: _Optional[_Iterable[str]] = ..., program_version: _Optional[str] = ..., protocol: _Optional[int] = ..., late_last: bool = ..., weights: _Optional[str] = ..., short_len: _Optional[int] = ..., model_name: _Optional[str] = ..., may_become: _Optional[_Iterable[str]] = ..., arithmetic: _Optional[str] = ..., place_of: _Optional[str] = ..., has_woken: bool = ..., refused: _Optional[str] = ...) -> None: ...
 
 class LinkState(_message.Message):
     __slots__ = ("peer", "transport", "reason", "codec")
@@ -494,7 +496,7 @@ class DraftState(_message.Message):
     def __init__(self, source: _Optional[str] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., kv_bytes: _Optional[int] = ..., used_kv_bytes: _Optional[int] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("state", "role", "loading_progress", "queued_tokens", "running_requests", "waiting_requests", "free_blocks", "cached_blocks", "pinned_blocks", "step_time_s", "prefill_ratio", "decode_ratio", "links", "reason", "num_coordinators", "leader", "sent_at", "loop_lag_s", "certificate_ends_at", "busy_share", "prompt_share", "is_standby", "drafts", "no_drafts")
+    __slots__ = ("state", "role", "loading_progress", "queued_tokens", "running_requests", "waiting_requests", "free_blocks", "cached_blocks", "pinned_blocks", "step_time_s", "prefill_ratio", "decode_ratio", "links", "reason", "num_coordinators", "leader", "sent_at", "loop_lag_s", "certificate_ends_at", "busy_share", "prompt_share", "is_standby", "drafts", "no_drafts", "lacks_memory")
     STATE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     LOADING_PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -519,6 +521,7 @@ class LoadReport(_message.Message):
     IS_STANDBY_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NO_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    LACKS_MEMORY_FIELD_NUMBER: _ClassVar[int]
     state: int
     role: int
     loading_progress: float
@@ -543,7 +546,8 @@ class LoadReport(_message.Message):
     is_standby: bool
     drafts: _containers.RepeatedCompositeFieldContainer[DraftState]
     no_drafts: str
-    def __init__(self, state: _Optional[int] = ..., role: _Optional[int] = ..., loading_progress: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., step_time_s: _Optional[float] = ..., prefill_ratio: _Optional[float] = ..., decode_ratio: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ..., reason: _Optional[str] = ..., num_coordinators: _Optional[int] = ..., leader: _Optional[str] = ..., sent_at: _Optional[float] = ..., loop_lag_s: _Optional[float] = ..., certificate_ends_at: _Optional[float] = ..., busy_share: _Optional[float] = ..., prompt_share: _Optional[float] = ..., is_standby: bool = ..., drafts: _Optional[_Iterable[_Union[DraftState, _Mapping]]] = ..., no_drafts: _Optional[str] = ...) -> None: ...
+    lacks_memory: bool
+    def __init__(self, state: _Optional[int] = ..., role: _Optional[int] = ..., loading_progress: _Optional[float] = ..., queued_tokens: _Optional[int] = ..., running_requests: _Optional[int] = ..., waiting_requests: _Optional[int] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., step_time_s: _Optional[float] = ..., prefill_ratio: _Optional[float] = ..., decode_ratio: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ..., reason: _Optional[str] = ..., num_coordinators: _Optional[int] = ..., leader: _Optional[str] = ..., sent_at: _Optional[float] = ..., loop_lag_s: _Optional[float] = ..., certificate_ends_at: _Optional[float] = ..., busy_share: _Optional[float] = ..., prompt_share: _Optional[float] = ..., is_standby: bool = ..., drafts: _Optional[_Iterable[_Union[DraftState, _Mapping]]] = ..., no_drafts: _Optional[str] = ..., lacks_memory: bool = ...) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("knot_tokens", "knot_s", "sampled_s", "pair_s", "context_s")

@@ -114,9 +114,9 @@ def _retry_headers(error: errors.PdserveError, default_s: int) -> dict[str, str]
 
     If no retry can succeed, OpenAI's clients are told so.
     """
-    predicted_s = error.retry_after_s if isinstance(error, errors.Overloaded) else 0.0
+    predicted_s = error.retry_after_s
     if isinstance(error, errors.NoNodeAvailable):
-        predicted_s = NO_NODE_S
+        predicted_s = predicted_s or NO_NODE_S
     if predicted_s == math.inf:
         return {"x-should-retry": "false"}
     return {"Retry-After": str(math.ceil(predicted_s) if predicted_s > 0 else default_s)}

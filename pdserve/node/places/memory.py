@@ -35,6 +35,7 @@ class PlaceMemory:
 
     def __init__(self, ledger: Ledger, memory: ExportedPool) -> None:
         """Nothing is held yet."""
+        self.is_kept_out = False  # what others use for requests is in the way of `enter`
         self._ledger = ledger
         self._memory = memory
         self._block_bytes = memory.block_bytes
@@ -105,19 +106,23 @@ class PlaceMemory:
             NotNow: they have not in time.
         """
         ledger, loop = self._ledger, asyncio.get_running_loop()
-        end_s = loop.time() + ENTER_S
-        while True:
-            seen = ledger.changes
-            if ledger.enter(weights, floor):
-                break
-            check_wanted()
-            ledger.set_wanted(weights + floor)
-            if loop.time() >= end_s or weights + floor > ledger.budget:
-                ledger.set_wanted(0)
-                raise _no_room(ledger, weights, floor)
-            if not ledger.clear_dead():
-                await asyncio.to_thread(ledger.await_change, seen, LOOK_S)
-        ledger.set_wanted(0)
+        begin_s = loop.time()
+        try:
+            while True:
+                seen = ledger.changes
+                if ledger.enter(weights, floor):
+                    return
+                check_wanted()
+                ledger.set_wanted(weights + floor)
+                waited_s = loop.time() - begin_s
+                self.is_kept_out = waited_s >= LOOK_S
+                if waited_s >= ENTER_S or weights + floor > ledger.budget:
+                    raise _no_room(ledger, weights, floor)
+                if not ledger.clear_dead():
+                    await asyncio.to_thread(ledger.await_change, seen, LOOK_S)
+        finally:
+            ledger.set_wanted(0)
+            self.is_kept_out = False
 
     def begin(self, pool: SharedPool) -> None:
         """Give back what others lack, and hear when they do, until `end`."""

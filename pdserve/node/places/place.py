@@ -78,6 +78,11 @@ class PlaceLife:
         floor = num_blocks * model.layout.block_bytes
         await self._memory.enter(_weights(model), floor, check_wanted)
 
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether it waits for memory that requests for other models use."""
+        return self._memory.is_kept_out
+
     def before_step(self, check_wanted: Callable[[], None]) -> None:
         """Wait for the turn to measure a step, in the thread that does; raises as check_wanted."""
         check_wanted()

@@ -18,7 +18,8 @@ from coordinator.models.model import Catalog, make_model
 from coordinator.models.overview import whole_status
 from coordinator.models.served import _LOOK_S, ServedModels
 from coordinator.pools.wake_times import FIRST_WAKE_S
-from coordinator.pools.wakes import FOLLOW_S, ModelNow, Waiting
+from coordinator.pools.wakes import FOLLOW_S, PAUSE_S, ModelNow, Waiting
+from coordinator.requests.running import RunningRequest
 from coordinator.requests.surroundings import FlowProcess
 from coordinator.service import CoordinatorService
 from coordinator.text import Tokenizer
@@ -199,6 +200,50 @@ async def test_a_request_whose_nodes_have_gone_has_its_model_woken(
     join(first.registry, "d1", NodeRole.DECODE)
     assert not second.absent.misses(NodeRole.DECODE)
     running.cancel("the test is over")
+
+
+async def test_who_waits_for_what_no_node_can_become_is_told_so(tmp_path: Path) -> None:
+    """As soon as that is known, and whoever comes until it is tried again."""
+    make_checkpoint(tmp_path / "same", "llama")
+    models = [f"[models.{name}]\nsource = 'same'\nmin = {{}}" for name in ("small", "other")]
+    (tmp_path / "m.toml").write_text("\n".join(models))
+    config = CoordinatorConfig(models=str(tmp_path / "m.toml"))
+    served = served_from(read_all_model_files(config))
+    first, second = served.clusters
+    assert isinstance(served._clock, ManualClock)
+
+    def ask(request_id: str) -> RunningRequest:
+        prompt, sampling = Prompt([1, 2, 3]), SamplingParams()
+        request = GenerationRequest(request_id=request_id, prompt=prompt, sampling=sampling)
+        return second.flow.start(request)
+
+    waiting = ask("r")
+    for life, refused in enumerate(("", "other", "other")):
+        assert not waiting.has_ended
+        node = join(
+            first.registry,
+            "d0",
+            NodeRole.DECODE,
+            incarnation=f"{life}",
+            may_become=["other"],
+            refused=refused,
+        )
+        report(first.registry, node, NodeRole.DECODE, leader="1")
+        served.look()
+        served._clock.advance(FIRST_WAKE_S)
+        if life < 2:
+            served.look()
+            assert said_to(node) == [Drain(become="other")]
+            first.registry.remove(node)
+    late = ask("s")
+    served.look()
+    assert waiting.journey.error == late.journey.error == "no_node_available"
+    served._clock.advance(PAUSE_S)
+    late = ask("t")
+    served.look()
+    assert said_to(node) == [Drain(become="other")]
+    assert not late.has_ended, "it is tried again"
+    late.cancel("the test is over")
 
 
 async def test_who_waits_is_looked_at_as_soon_as_a_node_may_leave(

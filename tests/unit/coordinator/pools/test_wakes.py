@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 import pytest
 
+from coordinator.pools.wake_shares import LATELY_S
 from coordinator.pools.wake_times import FIRST_WAKE_S, WakeTimes
 from coordinator.pools.wakes import (
     AGE_S,
@@ -27,7 +29,7 @@ from coordinator.pools.wakes import (
 from pdserve.protocol import NodeRole
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
-ALL = frozenset("abc")
+ALL = frozenset("abcdefgh")
 
 
 def node(name: str, role: NodeRole = D, *, life: str = "1", busy: int = 0) -> AwakeNode:
@@ -109,7 +111,8 @@ def test_of_two_models_that_have_half_of_what_they_need_one_gives_way(
     """However many wakes were made lately for the only tenant there is."""
     own = {"a": [node("p0", P)], "b": [node("d0", D)]}
     wakes, now_s = known(*(model(name, nodes) for name, nodes in own.items()), mode="disaggregated")
-    wakes._made_for.extend((now_s, "", str(number)) for number in range(50))
+    for number in range(50):
+        wakes._shares.made_for([""], str(number), 1.0, now_s)
     asked = [
         model(name, own[name], waits(2, waited))
         for name, waited in zip("ab", waited_s, strict=True)
@@ -177,8 +180,9 @@ def test_who_is_woken_again_for_one_model_is_not_who_thrashes() -> None:
     """As often as another tenant has that model's node taken away."""
     nodes = [node("d0")]
     wakes, now_s = known(model("a"), model("b", nodes), model("c"))
-    wakes._made_for.extend([(now_s, "victim", "a")] * 9)
-    wakes._made_for.extend((now_s, "greedy", name) for name in "bc")
+    for tenant, names in (("victim", "a" * 90), ("greedy", "bc")):
+        for name in names:
+            wakes._shares.made_for([tenant], name, FIRST_WAKE_S, now_s)
     both = [
         model("a", (), waits(1, tenant="victim")),
         model("b", nodes),
@@ -253,21 +257,87 @@ def test_a_model_as_which_nodes_do_not_wake_cannot_be_served_until_it_is_tried_a
     wakes, now_s = known(model("a", nodes), model("b"), model("c"))
     waiting = model("b", waiting=waits(1))
     # It refuses, dies, becomes what another coordinator has ordered, and refuses twice.
-    ends = [("a", True), ("a", False), ("c", True), ("c", True), ("c", True)]
+    ends = [("a", "b"), ("a", ""), ("c", ""), ("c", "b"), ("c", "b")]
     now_in = "a"
-    for number, (name, has_woken) in enumerate(ends):
+    for number, (name, refused) in enumerate(ends):
         now_s += MOST_PAUSE_S
         asked = [model(now_in, nodes), waiting]
         assert wakes.decide(asked, now_s) == [Wake("d0", "b")]
-        nodes, now_in = [replace(node("d0", life=f"{number + 2}"), has_woken=has_woken)], name
+        nodes, now_in = [replace(node("d0", life=f"{number + 2}"), refused=refused)], name
         assert wakes.decide([model(now_in, nodes), waiting], now_s + 1.0) == []
-        assert wakes.cannot_serve("b", now_s + 1.0) == (number == 4)
-        assert not wakes.cannot_serve("a", now_s + 1.0)
+        assert (wakes.refused_s("b", now_s + 1.5) > 0.0) == (number == 4)
+        assert not wakes.refused_s("a", now_s + 1.5)
+    assert wakes.refused_s("b", now_s + 1.0) == PAUSE_S * 2**3
     now_s += 1.0 + MOST_PAUSE_S
-    assert not wakes.cannot_serve("b", now_s)
+    assert not wakes.refused_s("b", now_s)
     assert wakes.decide([model("c", nodes), waiting], now_s) == [Wake("d0", "b")]
     wakes.decide([model("c"), model("b", [node("d0", life="9")])], now_s + 1.0)
-    assert not wakes.cannot_serve("b", now_s + 1.0)
+    assert not wakes.refused_s("b", now_s + 1.0)
+
+
+def test_a_node_that_has_refused_is_asked_after_the_others() -> None:
+    nodes = [node("d0"), node("d1", busy=1)]
+    wakes, now_s = known(model("a", nodes), model("b"))
+    waiting = model("b", waiting=waits(3))
+    assert wakes.decide([model("a", nodes), waiting], now_s) == [Wake("d0", "b")]
+    nodes[0] = replace(node("d0", life="2"), refused="b")
+    assert wakes.decide([model("a", nodes), waiting], now_s + 0.1) == [Wake("d1", "b")]
+    wakes, now_s = known(model("a", nodes[:1]), model("b"))
+    assert wakes.decide([model("a", nodes[:1]), waiting], now_s) == [Wake("d0", "b")]
+    nodes[0] = replace(node("d0", life="3"), refused="b")
+    assert wakes.decide([model("a", nodes[:1]), waiting], now_s + 0.1) == []
+    now_s += 0.1 + FIRST_WAKE_S
+    assert wakes.decide([model("a", nodes[:1]), waiting], now_s) == [Wake("d0", "b")], "none else"
+
+
+def test_where_a_place_lacks_memory_requests_go_to_another_node() -> None:
+    places = [replace(node(f"d{n}"), place_of=host) for n, host in enumerate("xxy")]
+    wakes, now_s = known(model("a", places[:1]), model("c", places[1:]), model("b"))
+    waiting = model("b", waiting=waits(1))
+    assert wakes.decide([model("a", places[:1]), model("c", places[1:]), waiting], now_s) == [
+        Wake("d0", "b")
+    ]
+    lacking = replace(loading("d0"), place_of="x", lacks_memory=True)
+    before_s = wakes.times.expected_s("b")
+    for busy, orders in ((9, []), (0, [Wake("d2", "b")])):
+        others = [places[1], replace(places[2], num_requests=busy)]
+        asked = [model("a"), model("c", others), replace(waiting, nodes=[lacking])]
+        assert wakes.decide(asked, now_s + 0.5) == orders, "not d1, of the same node"
+        assert (wakes.coming("b", now_s + 0.5) is not None) == bool(orders)
+    came = replace(node("d2", life="2"), place_of="y")
+    served = [model("a"), model("c", places[1:2]), model("b", [lacking, came])]
+    assert wakes.decide(served, now_s + ORDER_S) == []
+    back = replace(node("d0", life="3"), place_of="x", refused="b")
+    alone = [model("a", [back]), model("c", places[1:2]), model("b")]
+    assert wakes.decide(alone, now_s + ORDER_S + 1.0) == []
+    assert wakes._failed["b"].refused_by == {"x"}, "the order was good for as long as it told"
+    assert wakes.times.expected_s("b") != before_s, "by the second"
+
+
+def test_who_asks_for_all_in_turn_has_no_more_than_a_share_of_the_wakes() -> None:
+    """One node, wakes of 0.5 s. Another tenant asks for its only model every 7 s."""
+    wake_s, names, now_s = 0.5, "abcd", 0.0
+    for share, every_s in ((1 / 2, inf), (1 / 4, 7.0)):  # of the time
+        wakes, awake, ready_s, end_s = Wakes(needed_pools("colocated")), "a", now_s, now_s + 150.0
+        asked, asked_s, next_s = "b", inf, now_s + every_s
+        here, woken_s = node("d0", life="0"), list[float]()
+        while (now_s := now_s + 0.1) < end_s:
+            if now_s >= next_s:
+                asked_s, next_s = min(asked_s, now_s), next_s + every_s
+            if now_s >= ready_s:  # whoever asked for it is served
+                asked = names[1 + names.index(asked) % 3] if asked == awake else asked
+                asked_s = inf if awake == "a" else asked_s
+            waiting = {asked: waits(1, tenant="all")}
+            waiting |= {"a": waits(1, now_s - asked_s, tenant="one")} if asked_s < inf else {}
+            nodes = {awake: [here]} if now_s >= ready_s else {}
+            models = [model(name, nodes.get(name, []), waiting.get(name, [])) for name in names]
+            for order in wakes.decide(models, now_s):
+                woken_s += [now_s] if order.model != "a" else []
+                here = replace(here, incarnation=f"{now_s}")
+                awake, ready_s = order.model, now_s + wake_s
+            assert asked_s == inf or now_s - asked_s < 4 * wake_s, "the other is served in time"
+        most = max(sum(0.0 <= to_s - at_s < LATELY_S for to_s in woken_s) for at_s in woken_s)
+        assert 0.8 * share * LATELY_S <= most * wake_s <= share * LATELY_S + 2 * wake_s, share
 
 
 def test_who_gives_no_orders_learns_from_those_of_others() -> None:

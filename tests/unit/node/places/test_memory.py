@@ -160,13 +160,19 @@ async def test_what_never_fits_is_refused_at_once(path: str) -> None:
         await place.memory.enter(BUDGET, BLOCK_BYTES, lambda: None)
 
 
-async def test_a_wake_that_nobody_wants_any_more_ends(path: str) -> None:
+async def test_a_wake_that_is_kept_out_says_so_and_ends_if_nobody_wants_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place_memory, "LOOK_S", 0.05)
+
     def unwanted() -> None:
-        raise RequestCancelled("the node was stopped")
+        if other.memory.is_kept_out:
+            raise RequestCancelled("the node was stopped")
 
     async with awake(path, 0) as one:
         taken = one.use(60)
         other = OnePlace(path, 1)
         with pytest.raises(RequestCancelled):
             await other.memory.enter(0, 8 * BLOCK_BYTES, unwanted)
+        assert not other.memory.is_kept_out
         one.pool.release(taken)
