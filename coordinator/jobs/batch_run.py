@@ -117,6 +117,8 @@ class BatchRun:
                 await self._batches.drop_lines(batch)
             return False
         batch.document.total, batch.document.in_progress_at = reader.num_lines, now
+        if len(reader.models) == 1:
+            (batch.document.model,) = reader.models
         return await self._go_on("in_progress")
 
     # ---- running lines -------------------------------------------------------------------------

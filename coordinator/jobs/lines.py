@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -47,6 +48,7 @@ class LineReader:
     def __init__(self, endpoint: str, max_body_bytes: int) -> None:
         self.num_lines = 0
         self.faults: list[LineFault] = []
+        self.models: set[str | None] = set()  # that lines name; no more than two
         self._endpoint = endpoint
         self._max_body_bytes = max_body_bytes
         self._ids: set[str] = set()
@@ -98,12 +100,17 @@ class LineReader:
 
     def _line(self, text: bytes) -> Line | None:
         self._number += 1
+        if self._number == 1:  # as editors on Windows begin files
+            text = text.removeprefix(BOM_UTF8)
         if not text.strip():
             return None
         try:
             given = _decoded(text, self._endpoint)
             check_custom_id(given.custom_id, self._ids)
             line = make_line(self._number, given.custom_id, given.body)
+            if len(self.models) < 2:
+                model = given.body.get("model")
+                self.models.add(model if isinstance(model, str) else None)
         except Faulty as fault:
             self._fault(fault.kind, fault.message, fault.param)
             return None

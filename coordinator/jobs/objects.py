@@ -103,6 +103,7 @@ class BatchShown(Struct, kw_only=True):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
+    model: str | None  # that all lines name, once they are read
     usage: ResponseUsage | None  # of the answers, once it has ended
     metadata: dict[str, str] | None
 
@@ -152,6 +153,7 @@ def batch_shown(batch: Batch, counts: dict[int, int]) -> BatchShown:
         finalizing_at=document.finalizing_at,
         cancelling_at=document.cancelling_at,
         request_counts=RequestCounts(document.total, counts.get(LineState.SUCCEEDED, 0), failed),
+        model=document.model,
         usage=_usage(document.used) if batch.has_ended else None,
         metadata=document.metadata,
         **ended,

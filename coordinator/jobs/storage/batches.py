@@ -32,7 +32,7 @@ Status = Literal[
 ]
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 PIECE = 256  # lines of a transaction: others' wait for its end
-_LOST_S = 2 * 3600  # batches that arrive are older than any request takes
+ARRIVE_S = 60.0  # for which more lines of a batch that arrives are waited for
 MAX_RUNNING = 4  # batches of a tenant at a time; the others wait in the order of their creation
 
 
@@ -70,6 +70,7 @@ class BatchDocument(Struct, kw_only=True):
     input_file_id: str = ""
     completion_window: str = "24h"
     metadata: dict[str, str] | None = None
+    model: str | None = None  # that all lines name
     key_id: str = ""  # of the key under which its lines are charged
     output_keep_s: int = 30 * 86400
     total: int = 0
@@ -131,19 +132,23 @@ class Batches:
     # ---- for tenants ---------------------------------------------------------------------------
 
     async def add(self, batch: Batch, lines: Sequence[Line] = ()) -> None:
-        """Have a new batch, which begins with these lines: with all of them, or it is not there."""
+        """Have a new batch, which begins with these lines: with all of them, or it is not there.
+
+        Raises StoreUnavailable.
+        """
         status, batch.status = batch.status, "arriving" if lines else batch.status
         packed = msgspec.msgpack.encode(batch.document)
         row = (batch.id, batch.owner, batch.kind, batch.status)
         put: Step = (tables.PUT_BATCH, *row, batch.created_at, batch.deadline_at, packed)
-        await self._database.run(put, owner=batch.owner)
         if not lines:
+            await self._database.run((*put, 0.0), owner=batch.owner)
             return
+        await self._database.run((*put, ARRIVE_S), owner=batch.owner)
         try:
             for first in range(0, len(lines), PIECE):
-                steps = _put_lines(batch, lines[first : first + PIECE])
-                await self._database.run(*steps, owner=batch.owner)
-            await self._database.run((tables.ARRIVES, status, batch.id), owner=batch.owner)
+                put_lines = _put_lines(batch, lines[first : first + PIECE])
+                await self._arrive(batch, (tables.ARRIVING, ARRIVE_S, batch.id), *put_lines)
+            await self._arrive(batch, (tables.ARRIVES, status, batch.id))
         except BaseException:  # cancelled, too: who has asked for it does not know it
             await asyncio.shield(self._give_up(batch))
             raise
@@ -182,6 +187,11 @@ class Batches:
         """Delete a batch that has ended, with its lines; not its files."""
         await self._database.run((tables.DROP_BATCH, batch.owner, batch.id), owner=batch.owner)
         await self._drop_lines(batch.id, batch.owner)
+
+    async def _arrive(self, batch: Batch, *steps: Step) -> None:
+        rows, *_ = await self._database.run(*steps, is_guarded=True, owner=batch.owner)
+        if not rows:
+            raise StoreUnavailable(f"no lines were stored for {ARRIVE_S:g} s: try again later")
 
     async def _give_up(self, batch: Batch) -> None:
         with suppress(StoreUnavailable):  # then it is left as by a coordinator that was killed
@@ -291,11 +301,8 @@ class Batches:
 
     async def drop_old(self, before_s: int) -> None:
         """Delete batches of before a time, and what was left when coordinators were killed."""
-        lost_s = int(time()) - _LOST_S
         rows, _, left_over = await self._database.run(
-            (tables.OLD_BATCHES, before_s),
-            (tables.DROP_ARRIVING, lost_s),
-            (tables.LEFT_OVER, lost_s),
+            (tables.OLD_BATCHES, before_s), (tables.DROP_ARRIVING,), (tables.LEFT_OVER,)
         )
         for batch in map(_batch, rows):
             if batch.has_ended:

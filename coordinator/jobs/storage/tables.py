@@ -65,7 +65,7 @@ SELECT (SELECT coalesce(sum(bytes), 0) FROM pdserve_files WHERE owner = ? AND ex
 """
 
 _BATCH = "id, owner, kind, status, created_at, deadline_at, document"
-PUT_BATCH: Final = "INSERT INTO pdserve_batches VALUES (?, ?, ?, ?, ?, ?, ?, '', 0)"
+PUT_BATCH: Final = "INSERT INTO pdserve_batches VALUES (?, ?, ?, ?, ?, ?, ?, '', {NOW} + ?)"
 IS_WHOLE: Final = "AND status <> 'arriving'"  # else its lines are still being written
 GET_BATCH: Final = f"""
 SELECT {_BATCH} FROM pdserve_batches WHERE owner = ? AND id = ? AND kind = ? {IS_WHOLE}
@@ -82,8 +82,13 @@ GO_ON: Final = f"""
 UPDATE pdserve_batches SET status = ?, document = ?
 WHERE id = ? AND holder = ? AND (status <> 'cancelling' OR ? NOT IN {RUNNING}) RETURNING id
 """
+ARRIVING: Final = """
+UPDATE pdserve_batches SET held_until = {NOW} + ?
+WHERE id = ? AND status = 'arriving' RETURNING id
+"""
 ARRIVES: Final = """
-UPDATE pdserve_batches SET status = ? WHERE id = ? AND status = 'arriving' RETURNING id
+UPDATE pdserve_batches SET status = ?, held_until = 0
+WHERE id = ? AND status = 'arriving' RETURNING id
 """
 # By its holder, who reads its file; the row is locked against another claim meanwhile.
 READS: Final = """
@@ -119,11 +124,12 @@ DROP_TALLY: Final = "DELETE FROM pdserve_tallies WHERE batch = ?"
 # Batches that have lines, and are over, or arrived in part.
 LEFT_OVER: Final = f"""
 SELECT batch FROM pdserve_tallies WHERE state = 0 AND batch NOT IN (
-    SELECT id FROM pdserve_batches WHERE status IN {RUNNING}
-    OR (status = 'arriving' AND created_at >= ?)
+    SELECT id FROM pdserve_batches WHERE status IN {RUNNING} OR status = 'arriving'
 ) LIMIT 16
 """
-DROP_ARRIVING: Final = "DELETE FROM pdserve_batches WHERE status = 'arriving' AND created_at < ?"
+DROP_ARRIVING: Final = (
+    "DELETE FROM pdserve_batches WHERE status = 'arriving' AND held_until <= {NOW}"
+)
 # An answer is written with its mark, and only the first one.
 ANSWER: Final = """
 UPDATE pdserve_lines SET state = ?, answer = ?, body = ?

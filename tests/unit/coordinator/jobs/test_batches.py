@@ -100,6 +100,7 @@ async def test_every_line_is_answered_as_its_endpoint_would(speech: Speech) -> N
         batch = await run(api, given, speech.path)
         assert (batch["status"], batch["errors"]) == ("completed", None)
         assert batch["request_counts"] == {"total": 12, "completed": 11, "failed": 1}
+        assert batch["model"] is None, "they name two"
         output = await content(api, batch["output_file_id"])
         (error,) = await content(api, batch["error_file_id"])
         seeds = [g.request.sampling.seed for g in api.generator.generations]
@@ -161,6 +162,14 @@ async def test_a_file_with_faults_fails_as_a_whole_and_says_where(
     assert (batch["errors"]["data"][0]["code"], batch["errors"]["data"][0]["line"]) == (code, at)
     assert batch["output_file_id"] is None
     assert api.generator.generations == []
+
+
+async def test_files_of_windows_are_read() -> None:
+    given = [f"{json.dumps(line(n))}\r" for n in range(3)]
+    async with served(cluster(says("Hello"))) as api:
+        batch = await run(api, [f"\ufeff{given[0]}", *given[1:], "\r"])
+    assert batch["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+    assert batch["model"] == MODEL
 
 
 async def test_of_a_file_of_empty_lines_few_are_read_and_others_have_their_turns() -> None:

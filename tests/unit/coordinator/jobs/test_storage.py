@@ -172,10 +172,13 @@ async def test_a_batch_of_which_a_part_has_arrived_is_not_there(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches, run, refused = Batches(database), database.run, [tables.ARRIVES, tables.DROP_BATCH]
+    late: list[str] = []
 
     async def failing(*steps: Step, **how: Any) -> list[list[Row]]:
         if steps[0][0] in refused:
             raise StoreUnavailable("the disk is gone")
+        if steps[0][0] in late:
+            await run((tables.RELEASE_ALL,), (tables.DROP_ARRIVING,))
         return await run(*steps, **how)
 
     monkeypatch.setattr(database, "run", failing)
@@ -190,8 +193,16 @@ async def test_a_batch_of_which_a_part_has_arrived_is_not_there(
     refused.clear()
     await batches.add(young, LINES)
     await batches.drop_old(0)
+    (rows,) = await database.run(("SELECT count(*) FROM pdserve_lines",))
+    assert rows == [(600 + len(LINES),)], "it may be on its way"
+    await batches.release(None)  # its time has passed
+    await batches.drop_old(0)
     (rows,) = await database.run(("SELECT DISTINCT batch FROM pdserve_lines",))
     assert rows == [(young.id,)], "what a killed coordinator leaves is deleted"
+    late.append(tables.ARRIVES)
+    with pytest.raises(StoreUnavailable, match="no lines were stored for 60 s"):
+        await batches.add(some_batch(4), lines)
+    late.clear()
     refused[:] = [tables.ARRIVES]
     with pytest.raises(StoreUnavailable):
         await batches.add(some_batch(3), lines)
