@@ -18,6 +18,7 @@ M = TypeVar("M")
 
 _LENGTH: Final = struct.Struct("!I")
 _MOST_BYTES: Final = 256 << 20  # of a message: generations of all blocks
+MOST_UNSENT: Final = 2 * _MOST_BYTES  # bytes; more is said to nobody who reads
 
 
 class HostConversation(Generic[M]):
@@ -31,29 +32,47 @@ class HostConversation(Generic[M]):
         self._sock = sock
         self._heard = heard
         self._unsent: deque[bytes] = deque()
+        self._num_unsent = 0  # bytes
         self._has_unsent = asyncio.Event()
         self._sending = asyncio.create_task(self._send())
 
     def say(self, message: msgspec.Struct) -> None:
-        """Send a message, behind those before it. If the connection broke, `hear` says so."""
-        self._unsent.append(framed(message))
+        """Send a message, behind those before it.
+
+        If the connection broke, or the other end does not read, `hear` says so.
+        """
+        packed = framed(message)
+        self._num_unsent += len(packed)
+        if self._num_unsent > MOST_UNSENT:
+            self._unsent.clear()
+            self._shut_down()
+            return
+        self._unsent.append(packed)
         self._has_unsent.set()
 
     async def hear(self) -> M:
         """Wait for the next message.
 
         Raises:
-            PeerLost: the connection broke, or this is no message.
+            PeerLost: the connection broke, what is said is not read, or this is no message.
         """
-        return await receive_framed(self._sock, self._heard, _MOST_BYTES)
+        try:
+            return await receive_framed(self._sock, self._heard, _MOST_BYTES)
+        except PeerLost as error:
+            if self._num_unsent > MOST_UNSENT:
+                raise PeerLost(f"it has not read {self._num_unsent >> 20} MiB") from error
+            raise
 
     async def close(self) -> None:
         """Close the connection; what has not been sent is lost."""
         self._sending.cancel()
         await asyncio.gather(self._sending, return_exceptions=True)
+        self._shut_down()
+        self._sock.close()
+
+    def _shut_down(self) -> None:
         with suppress(OSError):  # it is broken already
             self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
 
     async def _send(self) -> None:
         with suppress(OSError):
@@ -61,7 +80,9 @@ class HostConversation(Generic[M]):
                 await self._has_unsent.wait()
                 self._has_unsent.clear()
                 while self._unsent:
-                    await send_all(self._sock, self._unsent.popleft())
+                    packed = self._unsent.popleft()
+                    await send_all(self._sock, packed)
+                    self._num_unsent -= len(packed)
 
 
 def framed(message: msgspec.Struct) -> bytes:

@@ -14,13 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.msgpack import Decoder
 
 from kv_transfer.exporter import Exporter, SpreadPool
 from kv_transfer.handshake import KvIdentity
 from kv_transfer.host import host_id
-from kv_transfer.hosts import far_host
+from kv_transfer.hosts import conversation, far_host
 from kv_transfer.hosts.agent import Agent
+from kv_transfer.hosts.conversation import HostConversation
 from kv_transfer.hosts.far_host import Exported, FarHost
+from kv_transfer.hosts.messages import Answer
 from kv_transfer.hosts.part_elsewhere import PartElsewhere
 from kv_transfer.memory import ExportedPool, KvPool
 from kv_transfer.puller import Puller
@@ -428,3 +431,16 @@ async def test_the_host_tier_has_slots_on_every_host() -> None:
         for memory, kept in zip(node.parts, expected, strict=True):
             assert (memory[[1, 7]] == kept).all()
         tier.close()
+
+
+async def test_who_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "MOST_UNSENT", 4 << 20)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        one = HostConversation(here, Decoder(Answer))
+        hearing = asyncio.create_task(one.hear())
+        for _ in range(9):
+            one.say(Answer(0, bytes(1 << 20)))
+        with pytest.raises(PeerLost, match=r"it has not read \d MiB"):
+            await hearing
+        await one.close()
