@@ -27,6 +27,7 @@ There is no clock and no event loop here: times are arguments.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -101,6 +102,8 @@ class Admission(Generic[T]):
         self._refusing: set[tuple[str, str, Reason]] = set()  # by class and tenant
         self.num_refused: dict[Reason, int] = dict.fromkeys(REASONS, 0)
         self._running: dict[str, _Running] = {}  # by request id
+        self.on_nodes: Counter[int] = Counter()  # requests by priority
+        self.ended_s: dict[int, float] = {}  # priority |-> when one has last ended
         self._in_flight = (
             InFlight(max_inflight) if in_flight is None else in_flight
         )  # with those admitted, and dispatched later
@@ -196,9 +199,12 @@ class Admission(Generic[T]):
     ) -> None:
         """Record that a request, admitted with this `slo`, is being sent to its nodes."""
         self._in_flight.add([request_id], slo.tenant)
+        if (former := self._running.get(request_id)) is not None:
+            self.on_nodes[former.slo.priority] -= 1
         # Where nobody is refused, no number of nodes may be enough for a promise.
         is_present = has_promise(slo) if self._refuses else is_possible(slo, predicted)
         self._running[request_id] = _Running(slo, predicted, now_s, is_present)
+        self.on_nodes[slo.priority] += 1
         if is_present:
             self._presence.dispatched(slo, now_s)
         elif not has_promise(slo):
@@ -234,6 +240,8 @@ class Admission(Generic[T]):
         if request is None:
             return
         slo, predicted = request.slo, request.predicted
+        self.on_nodes[slo.priority] -= 1
+        self.ended_s[slo.priority] = now_s
         if request.is_present:
             self._presence.ended(slo, now_s)
         elif num_tokens and not has_promise(slo):

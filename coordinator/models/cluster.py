@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 from typing import Final
 
 from coordinator.adapters.life import Adapters, Serving
@@ -82,8 +83,9 @@ class ModelCluster:
         self._ready: Final = ready
         if config.routing.slo_classes == [AUTO]:
             MeasuredPromises(self.registry, classes)
-        admission = self._make_admission(config, classes, in_flight, share_quotas)
+        self._admission = admission = self._make_admission(config, classes, in_flight, share_quotas)
         self._line = admission.line
+        self._lowest_priority = classes.lowest.priority
         self.arrivals: Final = admission.arrivals
         router = Router(self.registry, config.mode, config.routing.router)
         outlook = WakeOutlook(self.registry, router.can_route, self._line, coming)
@@ -107,19 +109,25 @@ class ModelCluster:
 
     def now(self) -> ModelNow:
         """Return what decides whether its nodes wake and sleep."""
-        now_s = self._clock.now()
-        in_line = (
-            Waiting(one.request.slo.tenant, one.waited_s(now_s), one.within_s) for one in self._line
-        )
-        stranded = (
-            Waiting(one.tenant, now_s - one.since_s, one.wait_s)
+        now_s, lowest, on_nodes = self._clock.now(), self._lowest_priority, self._admission.on_nodes
+        waiting = [
+            Waiting(slo.tenant, one.waited_s(now_s), one.within_s, slo.priority > lowest)
+            for one in self._line
+            for slo in (one.request.slo,)
+        ] + [
+            Waiting(one.tenant, now_s - one.since_s, one.wait_s, one.priority > lowest)
             for one in self.flow.resumes.stranded()
-        )
+        ]
+        num_urgent = sum(number for level, number in on_nodes.items() if level > lowest)
+        is_urgent = num_urgent > 0 or any(one.is_urgent for one in waiting)
+        ended_s = [at_s for level, at_s in self._admission.ended_s.items() if level > lowest]
         return ModelNow(
             name=self.name,
             least=self._least,
             nodes=[_as_seen(member) for member in self.registry],
-            waiting=[*in_line, *stranded],
+            waiting=waiting,
+            urgent_share=num_urgent / total if (total := on_nodes.total()) else 1.0,
+            urgent_s=now_s if is_urgent else max(ended_s, default=-inf),
         )
 
     @property

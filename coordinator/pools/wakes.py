@@ -5,13 +5,16 @@ wakes as it in the running process: it drains, gives its KV back, maps the other
 anew. That costs whoever it served before, so one node is moved at a time and pool, by this rule:
 
     gain   requests for a model that is asleep, whether in line or interrupted as their nodes left,
-           and those in line for one that has been too busy for BUSY_S. Each counts
-           for one, and more the nearer its deadline is: two at the deadline. It counts for one
-           more with each AGE_S that it has waited, so that it waits for no stream of others for
-           ever. A tenant has a share of the wakes (`wake_shares.py`).
+           and those in line for one that has been too busy for BUSY_S. Each counts for one, and
+           more the nearer its deadline is: two at the deadline. It counts for one more with each
+           AGE_S that it has waited, so that it waits for no stream of others for ever. A tenant
+           has a share of the wakes (`wake_shares.py`).
     cost   requests that run on the node, and the gain of its model's own if that would be asleep:
            of two models that have half of what they need, one gives way, however many wakes were
            made for those who wait.
+
+Requests of the lowest class, as lines of batches, count only among themselves. They take no node
+from a model that others asked for lately: KEPT times as long ago as its own wake takes, or less.
 
 A node is taken from the model where it costs least, if the gain is larger; never below a model's
 `min`, and not before it was awake for as long as its own wake takes: half of its time at most goes
@@ -45,6 +48,7 @@ from pdserve.settings.config import Mode
 BUSY_S: Final = 2.0
 AGE_S: Final = 10.0
 ORDER_S: Final = 30.0
+KEPT: Final = 10.0
 FOLLOW_S: Final = 1.0  # for which who does not lead gives the leader more time than a wake takes
 PAUSE_S: Final = 2.0  # nodes die for other reasons, too, and others may be idle
 MOST_PAUSE_S: Final = 60.0
@@ -57,6 +61,7 @@ class Waiting:
     tenant: str
     waited_s: float
     within_s: float  # it may wait that long in all
+    is_urgent: bool = True  # it is not of the lowest of several classes, as lines of batches are
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,8 @@ class ModelNow:
     least: Mapping[NodeRole, int]  # nodes that are always its own
     nodes: Sequence[AwakeNode]
     waiting: Sequence[Waiting]
+    urgent_share: float = 1.0  # of its requests on nodes
+    urgent_s: float = -inf  # when an urgent request for it was last there
 
     def has(self, roles: Iterable[NodeRole]) -> bool:
         """Return whether it has a node in one of these pools, or one that is about to be ready."""
@@ -175,7 +182,7 @@ class Wakes:
         self.again_s = inf
         wakes = []
         asking = models if leads else [self._left_waiting(model) for model in models]
-        for model in sorted(asking, key=lambda m: -self._gain(m, now_s)):
+        for model in sorted(asking, key=lambda m: self._gains(m, now_s), reverse=True):
             if self._put_off_s(model.name, now_s):
                 continue
             for pool in self.pools:
@@ -261,16 +268,24 @@ class Wakes:
         waiting = {one.tenant for model in models for one in model.waiting}
         self._shares.look(waiting, num_nodes, now_s)
 
-    def _gain(self, model: ModelNow, now_s: float) -> float:
-        wake_s = self.times.expected_s(model.name)
+    def _gains(self, model: ModelNow, now_s: float) -> tuple[float, float]:
+        """Return what a wake is worth to urgent requests, and to all."""
+        urgent = [one for one in model.waiting if one.is_urgent]
+        gain = self._gain(model, urgent, now_s)
+        others = [one for one in model.waiting if not one.is_urgent]
+        return gain, gain + self._gain(model, others, now_s)
+
+    def _gain(self, model: ModelNow, waiting: Sequence[Waiting], now_s: float) -> float:
+        wake_s, tenants = self.times.expected_s(model.name), {one.tenant for one in waiting}
+        weights = {name: self._shares.weight(name, model.name) for name in tenants}
         return sum(
             (
                 1
                 + min(1.0, (one.waited_s + wake_s) / max(one.within_s, wake_s))
                 + one.waited_s / AGE_S
             )
-            * self._shares.weight(one.tenant, model.name)
-            for one in model.waiting
+            * weights[one.tenant]
+            for one in waiting
         )
 
     def _wake(
@@ -286,16 +301,11 @@ class Wakes:
         longest_s = max(one.waited_s for one in model.waiting)
         if model.has(pool) and (longest_s < BUSY_S or self._is_loading(model, pool)):
             return None
-        gain = self._gain(model, now_s)
-        found = [  # a draw has a winner, too
-            one
-            for one in self._givable(model, pool, models, now_s)
-            if one[:2] < (gain, model.name) and gain > 0
-        ]
+        found = list(self._givable(model, pool, models, now_s))
         if not found:
             return None
         refused_by = self._failed.get(model.name, _NONE_FAILED).refused_by
-        node = min(found, key=lambda one: (one[2].host in refused_by, one[0], one[3]))[2]
+        node = min(found, key=lambda one: (one[2].host in refused_by, *one[:2]))[2]
         self._orders[node.node_id] = _Ordered(
             model.name, node.role, node.incarnation, at_s=now_s, heard_s=now_s
         )
@@ -308,15 +318,19 @@ class Wakes:
 
     def _givable(
         self, model: ModelNow, pool: frozenset[NodeRole], models: Sequence[ModelNow], now_s: float
-    ) -> Iterator[tuple[float, str, AwakeNode, float]]:
-        """Yield nodes that may leave others for it: cost, whose, node, since when it is ready."""
+    ) -> Iterator[tuple[float, float, AwakeNode]]:
+        """Yield nodes that it is worth to take from others: cost, since when it is ready, node."""
         has_places = self._where_awake(model, models)
+        of_urgent, of_all = self._gains(model, now_s)
         for other in models:
-            for node in other.nodes if other.name != model.name else ():
+            is_kept = now_s - other.urgent_s < max(BUSY_S, KEPT * self.times.expected_s(other.name))
+            gain = of_urgent if is_kept else of_all
+            for node in other.nodes if other.name != model.name and gain > 0 else ():
                 is_elsewhere = node.role in pool and node.place_of not in has_places
                 if is_elsewhere and self._may_leave(other, node, model.name, now_s):
-                    since_s = self._since_s[node.node_id][1]
-                    yield self._cost(other, node, now_s), other.name, node, since_s
+                    cost = self._cost(other, node, now_s, of_urgent=of_urgent > 0)
+                    if (cost, other.name) < (gain, model.name):  # a draw has a winner, too
+                        yield cost, self._since_s[node.node_id][1], node
 
     def _where_awake(self, model: ModelNow, models: Sequence[ModelNow]) -> set[str]:
         """Return the nodes of which the model has a place: two are no more than one."""
@@ -346,6 +360,9 @@ class Wakes:
             for node in model.nodes
         )
 
-    def _cost(self, model: ModelNow, node: AwakeNode, now_s: float) -> float:
+    def _cost(self, model: ModelNow, node: AwakeNode, now_s: float, *, of_urgent: bool) -> float:
         is_last = self._num_staying(model, node.role) == 1
-        return node.num_requests + (self._gain(model, now_s) if is_last else 0.0)
+        missed, missed_by_all = self._gains(model, now_s) if is_last else (0.0, 0.0)
+        if of_urgent:
+            return node.num_requests * model.urgent_share + missed
+        return node.num_requests + missed_by_all

@@ -76,6 +76,7 @@ class Stranded:
     """An interrupted request that waits for a node."""
 
     tenant: str
+    priority: int
     since_s: float
     wait_s: float  # for which it waits
 
@@ -174,7 +175,7 @@ class Resumes:
         if self._dispatcher.can_route:
             return []
         troubles = (self._troubles[request_id] for request_id in self._waiting)
-        return [Stranded(t.slo.tenant, t.waits_since_s, t.wait_s) for t in troubles]
+        return [Stranded(t.slo.tenant, t.slo.priority, t.waits_since_s, t.wait_s) for t in troubles]
 
     def ended(self, running: RunningRequest) -> None:
         """Forget a request."""

@@ -15,6 +15,7 @@ from coordinator.pools.wakes import (
     AGE_S,
     BUSY_S,
     FOLLOW_S,
+    KEPT,
     MOST_PAUSE_S,
     ORDER_S,
     PAUSE_S,
@@ -87,6 +88,26 @@ def test_a_wake_costs_requests_that_run() -> None:
     assert wakes.decide([model("a", busy), model("b", waiting=waits(2))], now_s) == []
     late = waits(2, waited_s=60.0)  # each counts for two at its deadline
     assert wakes.decide([model("a", busy), model("b", waiting=late)], now_s) == [Wake("d0", "b")]
+
+
+def test_lines_of_batches_take_no_node_from_who_may_come_back_soon() -> None:
+    nodes = [node("d0")]
+    wakes, now_s = known(model("a", nodes), model("b"))
+    wakes.times.learn("a", 0.5)
+    lines = model("b", waiting=[replace(one, is_urgent=False) for one in waits(30)])
+    for ago_s, orders in ((0.0, []), (0.9 * KEPT * 0.5, []), (KEPT * 0.5, [Wake("d0", "b")])):
+        asked = [replace(model("a", nodes), urgent_s=now_s - ago_s), lines]
+        assert wakes.decide(asked, now_s) == orders
+
+
+def test_lines_of_batches_keep_no_node_from_others() -> None:
+    nodes = [node("d0", busy=8)]
+    wakes, now_s = known(model("a", nodes), model("b"))
+    for share, orders in ((0.5, []), (0.0, [Wake("d0", "b")])):
+        of_a = replace(model("a", nodes), urgent_share=share, urgent_s=now_s if share else -inf)
+        lines = [replace(one, is_urgent=False) for one in waits(9)]
+        asked = [replace(of_a, waiting=lines), model("b", waiting=[*waits(1), *lines])]
+        assert wakes.decide(asked, now_s) == orders
 
 
 def test_no_request_waits_for_a_busy_model_for_ever() -> None:
