@@ -118,8 +118,11 @@ class LineKeeper:
             self._next_look = loop.call_later(self._gap_s, self._serve)
 
     def refuse(self, seconds: float) -> None:
-        """End whoever waits for nodes of the model: for so long none can become one."""
-        if self._dispatcher.can_route:
+        """End whoever waits for nodes to become the model's: for so long none can.
+
+        Where some are always its own, these are waited for.
+        """
+        if self._dispatcher.can_route or self._empty_pool is not None:
             return
         for running in list(self._admission.line):
             if not (running.has_ended or running.request_id in self._claims):

@@ -345,6 +345,21 @@ async def test_a_request_waits_for_nodes_until_its_deadline() -> None:
     assert nodes.flow.num_inflight == 0
 
 
+@pytest.mark.parametrize("are_shared", [True, False])
+async def test_that_no_node_can_become_the_model_is_told_where_none_is_its_own(
+    *, are_shared: bool
+) -> None:
+    nodes = Nodes(waits_for_nodes=are_shared)
+    running = nodes.start(wait_s=5.0)
+    nodes.flow.refuse_line(7.5)
+    assert running.has_ended == are_shared
+    if are_shared:
+        with pytest.raises(NoNodeAvailable, match="their logs say why") as caught:
+            await output(running)
+        assert caught.value.retry_after_s == 7.5
+    running.cancel("enough")
+
+
 async def test_a_request_that_cannot_fit_is_refused(nodes: Nodes) -> None:
     nodes.join("p", NodeRole.PREFILL)
     nodes.join("d", NodeRole.DECODE)
