@@ -19,7 +19,8 @@ class Call:
     prompt: Prompt  # its tokens may be those of a `KnownPrompt`
     num_output: int
     slo: Slo = NO_PROMISE
-    most_output: int = MOST_OUTPUT  # the user's limit; schedulers do not know `num_output`
+    most_output: int = MOST_OUTPUT  # the user's limit; schedulers do not know `num_output`,
+    is_exact: bool = False  # unless the user wants just so many, and says so
     kind: str = ""
     after: str = ""  # id of the call whose end it waits for; empty: none
     think_s: float = 0.0  # from that end until it arrives
@@ -27,4 +28,4 @@ class Call:
     @property
     def max_tokens(self) -> int:
         """The most output tokens that the schedulers must expect."""
-        return max(self.num_output, self.most_output)
+        return self.num_output if self.is_exact else max(self.num_output, self.most_output)

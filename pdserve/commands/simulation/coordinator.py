@@ -171,7 +171,7 @@ class Coordinator:
         return GenerationRequest(
             request_id=call.call_id,
             prompt=call.prompt,
-            sampling=SamplingParams(max_tokens=call.max_tokens),
+            sampling=SamplingParams(max_tokens=call.max_tokens, ignore_eos=call.is_exact),
             slo=call.slo,
         )
 

@@ -143,7 +143,9 @@ def request_of(
 ) -> Request:
     """Return the engine's request for a call; `leg_token_limit` is 1 for a prefill leg."""
     known = _known(call)
-    sampling = SamplingParams(max_tokens=call.max_tokens, stop_token_ids=[STOP_TOKEN])
+    sampling = SamplingParams(
+        max_tokens=call.max_tokens, stop_token_ids=[STOP_TOKEN], ignore_eos=call.is_exact
+    )
     lifecycle = Lifecycle(received_s=now_s)
     if known is not None:
         return KnownRequest(

@@ -134,6 +134,7 @@ class Predictor:
             one_host=one_host,
             admission=False,
             target=TARGET,
+            lengths_told=True,
         )
 
     @cached_property

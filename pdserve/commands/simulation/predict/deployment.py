@@ -25,7 +25,13 @@ from pdserve.commands.simulation.machine import Machine, scaled
 from pdserve.commands.simulation.messages import Messages, Server
 from pdserve.commands.simulation.node import Node
 from pdserve.commands.simulation.outcome import Outcome
-from pdserve.commands.simulation.predict.load import Question, Ranged, call_of, calls_of
+from pdserve.commands.simulation.predict.load import (
+    Question,
+    Ranged,
+    call_of,
+    calls_of,
+    most_tokens,
+)
 from pdserve.commands.simulation.predict.parts import Parts
 from pdserve.commands.simulation.predict.tally import Tally
 from pdserve.commands.simulation.split import SplitCores
@@ -76,6 +82,8 @@ class Rig:
     target: float
     slower: float = 1.0  # factor on the times of steps
     prefill: Calibration | None = None  # of nodes with other weights, for `prefill_weights`
+    # Clients ask for just as many tokens as they get; else it is learned how many that will be.
+    lengths_told: bool = False
 
     def of(self, deployment: Deployment, role: NodeRole) -> Calibration:
         """Return the calibration of a deployment's nodes of this role."""
@@ -134,7 +142,9 @@ def run(
     began_s = time.process_time()
     cluster, front = _cluster(rig, deployment, seed)
     tally = Tally(promise, _most_late(case, count, rig.target), cluster.events.stop)
-    cluster.run(front, calls_of(case, rate, count, promise, rig.ranges), tally, until_s, stop_s)
+    most = 0 if rig.lengths_told else most_tokens(rig.calibration)
+    calls = calls_of(case, rate, count, promise, rig.ranges, most)
+    cluster.run(front, calls, tally, until_s, stop_s)
     for outcome in cluster.unfinished():
         tally.note(outcome)
     seconds = cluster.events.now_s

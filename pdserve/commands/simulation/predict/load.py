@@ -16,7 +16,7 @@ from pdserve.commands.bench.load.outcome import Promise
 from pdserve.commands.bench.load.scenarios import ScenarioName
 from pdserve.commands.bench.load.traces import TraceRow, read_trace
 from pdserve.commands.bench.load.workload import Sketch
-from pdserve.commands.simulation.call import Call
+from pdserve.commands.simulation.call import MOST_OUTPUT, Call
 from pdserve.commands.simulation.machine import Machine
 from pdserve.commands.simulation.prompts import KnownPrompt
 from pdserve.measured.calibration import Calibration, Range
@@ -81,8 +81,9 @@ def calls_of(
     count: int,
     promise: Promise | None,
     ranges: Ranged,
+    most_tokens: int = 0,
 ) -> Iterator[Call]:
-    """Yield the calls of a workload at this rate, in order of time.
+    """Yield the calls of a workload at this rate, in order of time; `most_tokens`: see `call_of`.
 
     Raises:
         CalibrationError: a call lies outside of what was measured, and that is not allowed.
@@ -93,11 +94,15 @@ def calls_of(
         slo = Slo(ttft_s=promise.ttft_s, tpot_s=promise.tpot_s, hold_s=hold_s)
     for sketch in case.workload.sketched(rate, count, turn_at(rate)):
         ranges.check(sketch)
-        yield call_of(sketch, sketch.at_s, case.workload.block_tokens, slo)
+        yield call_of(sketch, sketch.at_s, case.workload.block_tokens, slo, most_tokens)
 
 
-def call_of(sketch: Sketch, at_s: float, block_tokens: int, slo: Slo) -> Call:
-    """Return the call that a sketch stands for; its client limits the answer to its length."""
+def call_of(sketch: Sketch, at_s: float, block_tokens: int, slo: Slo, most_tokens: int = 0) -> Call:
+    """Return the call that a sketch stands for.
+
+    `most_tokens`: that prompt and answer may have, which is all that its client says of the answer;
+    0: the client asks for just as many as it gets, as that of `pdserve bench compare`.
+    """
     prompt = KnownPrompt(sketch.number, sketch.num_prompt, sketch.blocks, block_tokens)
     return Call(
         call_id=str(sketch.number),
@@ -105,7 +110,8 @@ def call_of(sketch: Sketch, at_s: float, block_tokens: int, slo: Slo) -> Call:
         prompt=prompt.as_prompt,
         num_output=sketch.num_output,
         slo=slo,
-        most_output=1,
+        most_output=min(MOST_OUTPUT, most_tokens - sketch.num_prompt),
+        is_exact=not most_tokens,
         kind=sketch.kind,
         after="" if sketch.after is None else str(sketch.after),
         think_s=sketch.think_s,

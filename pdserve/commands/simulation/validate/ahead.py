@@ -90,6 +90,7 @@ def rig_for(config: PredictionConfig, calibration: Calibration) -> Rig:
         one_host=True,
         admission=False,
         target=config.target,
+        lengths_told=True,
     )
 
 

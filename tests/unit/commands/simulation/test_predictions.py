@@ -34,7 +34,8 @@ from pdserve.commands.simulation.predict.load import (
     turn_at,
 )
 from pdserve.commands.simulation.predict.tally import Tally
-from pdserve.commands.simulation.prompts import KnownPrompt
+from pdserve.commands.simulation.prompts import KnownPrompt, request_of
+from pdserve.lifecycle import Targets
 from pdserve.measured.calibration import (
     Calibration,
     Range,
@@ -366,6 +367,20 @@ def test_each_rate_has_requests_of_its_own() -> None:
 
     assert sent(2.0) == sent(2.0)
     assert len({tuple(sent(rate)) for rate in (1.0, 1.5, 2.0, 3.0)}) == 4
+
+
+def test_who_decides_knows_of_an_answer_only_how_long_it_may_get() -> None:
+    """Unless its client asks for just as many tokens, as that of `bench compare`."""
+    short, long = Sketch(0.0, "s", 0, 100, 5), Sketch(0.0, "l", 1, 100, 900)
+
+    def sampling(sketch: Sketch, most_tokens: int) -> tuple[int, bool]:
+        call = call_of(sketch, 0.0, 16, Slo(), most_tokens)
+        sampling = request_of(call, Targets.of(call.slo, 0.0), 0.0).sampling
+        return sampling.max_tokens, sampling.ignore_eos
+
+    assert sampling(short, 1500) == sampling(long, 1500) == (1400, False)
+    assert sampling(short, 0) == (5, True)
+    assert sampling(long, 0) == (900, True)
 
 
 def test_a_run_that_is_cut_scores_each_request_that_its_client_has() -> None:
