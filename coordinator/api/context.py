@@ -230,6 +230,7 @@ class RequestTrace:
             e2e_s=e2e_s,
             ttft_s=ttft_s,
             tpot_s=(e2e_s - ttft_s) / num_further if has_tpot and ttft_s is not None else None,
+            received_s=self.received_s,
             duration_s=now_s - self.received_s,
             span=self.span,
             tenant=self.owner,

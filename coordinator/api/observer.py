@@ -34,6 +34,7 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     e2e_s: float  # receipt to last token, or to the failure
     ttft_s: float | None
     tpot_s: float | None  # of a call with one choice and at least two tokens
+    received_s: float = 0.0  # on the coordinator's clock
     duration_s: float = 0.0  # receipt to the end of the answer
     span: CallSpan | None = None  # of its trace, if it is recorded
     tenant: str = ""  # empty: API keys are not in use

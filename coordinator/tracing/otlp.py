@@ -72,7 +72,7 @@ class OtlpTracing:
         """A call has ended, whether its spans are recorded or not."""
         self._histograms.add(summary, self._server)
         if summary.span is not None:
-            self._send(of_call(summary, summary.span, self._model, self._clock.now()))
+            self._send(of_call(summary, summary.span, self._model))
 
     def journey_ended(self, journey: Journey) -> None:
         """A request of a call has ended: before the call itself."""

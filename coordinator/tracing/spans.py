@@ -54,7 +54,7 @@ def operation_of(endpoint: str) -> str:
     return _OPERATIONS[known] if known else "chat"
 
 
-def of_call(summary: RequestSummary, call: CallSpan, model: str, end_s: float) -> Span:
+def of_call(summary: RequestSummary, call: CallSpan, model: str) -> Span:
     """Return the server's span of a call."""
     attributes = (
         common_attributes(summary, model)
@@ -76,7 +76,8 @@ def of_call(summary: RequestSummary, call: CallSpan, model: str, end_s: float) -
     if summary.slo is not None:
         attributes["pdserve.slo_class"] = summary.slo.name
     name = f"{attributes['gen_ai.operation.name']} {summary.model or model}"
-    start_s = end_s - summary.duration_s
+    start_s = summary.received_s
+    end_s = start_s + summary.duration_s
     return Span(name, call, True, start_s, end_s, attributes, summary.error_code or "")
 
 

@@ -41,6 +41,7 @@ def summary(span: CallSpan | None = None, **changes: Any) -> RequestSummary:
         "e2e_s": 1.5,
         "ttft_s": 0.5,
         "tpot_s": 0.25,
+        "received_s": 8.0,
         "duration_s": 2.0,
         "span": span,
     }
@@ -99,14 +100,14 @@ def test_so_many_are_sampled() -> None:
 )
 def test_operations_have_the_names_of_the_conventions(endpoint: str, operation: str) -> None:
     assert operation_of(endpoint) == operation
-    span = of_call(summary(endpoint=endpoint), CallSpan(1, 2, 0), "tiny", 10.0)
+    span = of_call(summary(endpoint=endpoint), CallSpan(1, 2, 0), "tiny")
     assert span.name == f"{operation} tiny"
     assert (span.start_s, span.end_s) == (8.0, 10.0)
 
 
 def test_a_call_that_failed_says_how() -> None:
     failed = summary(status=502, error_code="node_lost", ttft_s=None, finish_reason=None)
-    span = of_call(failed, CallSpan(1, 2, 0), "tiny", 10.0)
+    span = of_call(failed, CallSpan(1, 2, 0), "tiny")
     assert span.error == span.attributes["error.type"] == "node_lost"
     assert "gen_ai.latency.time_to_first_token" not in span.attributes
 
