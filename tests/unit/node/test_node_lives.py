@@ -25,6 +25,7 @@ class Lives:
         self, monkeypatch: pytest.MonkeyPatch, *, planless: str = "", damaged: Sequence[str] = ()
     ) -> None:
         self.lived: list[str] = []
+        self.refused: list[str] = []  # what each life says it could not become
         self.removed: list[str] = []  # from the file
         self.asked: list[str] = []
         self._planless = planless
@@ -46,13 +47,16 @@ class Lives:
             raise ConfigError(f"there is no model {name!r}")
         return NodeOfModel(NodeConfig(), name, ["other"])
 
-    def _plan(self, node: NodeOfModel, role: NodeRole, was: NodeOfModel | None = None) -> Planned:
+    def _plan(
+        self, node: NodeOfModel, role: NodeRole, was: NodeOfModel | None = None, refused: str = ""
+    ) -> Planned:
         if node.name == self._planless:
             raise ConfigError(f"models.{node.name} is pinned to other files")
-        return Planned(node, role, MagicMock(), was=was)
+        return Planned(node, role, MagicMock(), was=was, refused=refused)
 
     async def _live(self, planned: Planned, *_: object) -> tuple[str, NodeRole]:
         self.lived.append(planned.node.name)
+        self.refused.append(planned.refused)
         if planned.node.name in self._damaged:
             raise ModelError(f"{planned.node.name} lacks a tensor")
         return self.asked.pop(0), D
@@ -64,6 +68,7 @@ async def test_a_model_that_cannot_be_planned_or_loaded_leaves_the_node_as_it_wa
     node = Lives(monkeypatch, planless="pinned", damaged=["damaged"])
     await node.run("a", "pinned", "b", "damaged", "a")
     assert node.lived == ["a", "a", "b", "damaged", "b", "a"]
+    assert node.refused == ["", "pinned", "", "", "damaged", ""], "each is told once"
     told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert told == [
         "cannot become a node of pinned, and is one of a again: models.pinned is pinned to other "

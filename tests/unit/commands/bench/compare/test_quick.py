@@ -92,6 +92,7 @@ class Runner(CandidateRunner):
     candidate: Candidate
     clock: ManualClock
     rng: np.random.Generator
+    warmed: Sequence[Outcome] = ()
 
     def _serve(self, requests: Sequence[TimedRequest], until_s: float = 1e9) -> list[Outcome]:
         noisy = replace(self.server, speed=self.server.speed * exp(self.rng.normal(0, NOISE)))
