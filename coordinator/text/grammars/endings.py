@@ -5,61 +5,97 @@ A model that is kept to such a schema would write until its limit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from coordinator.text.grammars.keywords import types_of
-
-_NOTHING: frozenset[str] = frozenset()
 
 
 def endless(schemas: Mapping[str, Any]) -> str | None:
     """Return a reference to a schema without an end, if there is one.
 
+    Each schema is read once, however they need each other: it takes time in proportion to them.
+
     `schemas`: reference |-> the schema that it means, as `schemas` makes them.
     """
-    ended: set[str] = set()
-    waiting: dict[str, list[str]] = {}  # for a reference |-> those whose schemas need it
-    left = list(schemas)
-    while left:
-        one = left.pop()
-        if one in ended:
-            continue
-        needed = _needed(schemas[one], ended)
-        if not needed:
-            ended.add(one)
-            left += waiting.pop(one, ())
-        for other in needed:
-            waiting.setdefault(other, []).append(one)
-    return next((one for one in schemas if one not in ended), None)
+    gates = _Gates()
+    for reference, schema in schemas.items():
+        gates.read(schema, gates.of(reference))
+    return next((one for one in schemas if not gates.is_open(gates.of(one))), None)
 
 
-def _needed(schema: Any, ended: set[str]) -> frozenset[str]:
-    """Return references of which one must have an end before the schema has; none: it has one."""
-    if not isinstance(schema, dict) or schema.keys() & {"enum", "const"}:
-        return _NOTHING
-    if "$ref" in schema and schema["$ref"] not in ended:
-        return frozenset([schema["$ref"]])
-    for keyword in ("anyOf", "oneOf"):
-        if keyword in schema and (found := _of_any(schema[keyword], ended)):
-            return found
-    kinds = types_of(schema)
-    if kinds is None or kinds - {"array", "object"}:
-        inside: list[Any] = []  # a value that holds no others fits
-    elif len(kinds) == 2:
-        return _of_any([schema | {"type": kind} for kind in sorted(kinds)], ended)
-    else:
-        inside = _required_items(schema) if "array" in kinds else _required_properties(schema)
-    for one in (*schema.get("allOf", ()), *inside):
-        if found := _needed(one, ended):
-            return found
-    return _NOTHING
+class _Gates:
+    """What must have an end before what: a gate opens once so many that lead to it have opened."""
 
+    def __init__(self) -> None:
+        self._left: list[int] = []  # gate |-> how many must still open
+        self._leads_to: list[list[int]] = []
+        self._of: dict[str, int] = {}  # reference |-> of what it means
 
-def _of_any(schemas: list[Any], ended: set[str]) -> frozenset[str]:
-    """Of schemas of which one is enough."""
-    needed = [_needed(one, ended) for one in schemas]
-    return frozenset().union(*needed) if all(needed) else _NOTHING
+    def of(self, reference: str) -> int:
+        """Return the gate of a reference, which opens once what it means has an end."""
+        if reference not in self._of:
+            self._of[reference] = self._add()
+        return self._of[reference]
+
+    def is_open(self, gate: int) -> bool:
+        """Return whether it has opened."""
+        return self._left[gate] <= 0
+
+    def read(self, schema: Any, outer: int) -> None:
+        """Have a gate opened, or be one nearer to it, once a value of the schema can end."""
+        if not isinstance(schema, dict) or schema.keys() & {"enum", "const"}:
+            self._open(outer)
+            return
+        every = self._add(outer)
+        if "$ref" in schema:
+            self._wait(self.of(schema["$ref"]), every)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema:
+                self._read_any(schema[keyword], every)
+        self._read_all(schema.get("allOf", ()), every)
+        kinds = types_of(schema)
+        if kinds is not None and not kinds - {"array", "object"}:  # only values that hold others
+            one = self._add(self._one_more(every))
+            for kind in kinds:
+                both = self._add(one)
+                has = _required_items if kind == "array" else _required_properties
+                self._read_all(has(schema), both)
+                self._open(both)
+        self._open(every)
+
+    def _read_all(self, schemas: Iterable[Any], outer: int) -> None:
+        for schema in schemas:
+            self.read(schema, self._one_more(outer))
+
+    def _read_any(self, schemas: list[Any], outer: int) -> None:
+        one = self._add(self._one_more(outer))
+        for schema in schemas:
+            self.read(schema, one)
+        if not schemas:
+            self._open(one)
+
+    def _add(self, *leads_to: int) -> int:
+        self._left.append(1)
+        self._leads_to.append([*leads_to])
+        return len(self._left) - 1
+
+    def _one_more(self, gate: int) -> int:
+        self._left[gate] += 1
+        return gate
+
+    def _wait(self, other: int, gate: int) -> None:
+        if not self.is_open(other):
+            self._leads_to[other].append(self._one_more(gate))
+
+    def _open(self, gate: int) -> None:
+        """Count one that has opened, and open what that leads to."""
+        opened = [gate]
+        while opened:
+            one = opened.pop()
+            self._left[one] -= 1
+            if self._left[one] == 0:
+                opened += self._leads_to[one]
 
 
 def _required_items(schema: dict[str, Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from coordinator.text.grammars.endings import endless
 from coordinator.text.grammars.numbers import MAX_INTEGER
 from coordinator.text.grammars.schemas import enforceable
 from pdserve.shared.errors import GrammarFailed, InvalidRequest
@@ -259,6 +260,15 @@ def test_references_that_lead_to_nothing_but_themselves_are_named() -> None:
             enforceable(schema, "p")
     tree = {"a": {"$ref": "#/$defs/b"}, "b": {"type": "array", "items": {"$ref": "#"}}}
     assert Enforced({"$ref": "#/$defs/a", "$defs": tree}).takes("[[], []]")
+
+
+def test_ends_are_looked_for_once_in_each_schema() -> None:
+    """However alternatives are nested: three times at each level, this would never end."""
+    deep: dict[str, Any] = {"$ref": "needed"}
+    for _ in range(60):
+        deep = {"type": ["array", "object"], "anyOf": [deep]}
+    assert endless({"deep": deep, "needed": {"type": "string"}}) is None
+    assert endless({"deep": deep, "needed": {"$ref": "deep"}}) == "deep"
 
 
 def test_what_has_no_value_that_ends_is_named() -> None:
