@@ -32,9 +32,10 @@ from pdserve.commands.cluster.config import Scale
 from pdserve.commands.simulation.coordinator import HEARTBEAT_S
 from pdserve.metrics import CoordinatorMetrics
 from pdserve.protocol import LoadReport, NodeRole, NodeState, PerfReport, SetRole, StepCosts
-from pdserve.protocol.status import ClusterStatus, CoordinatorStatus, NodeStatus
+from pdserve.protocol.status import ClusterStatus, CoordinatorStatus
 from pdserve.shared.clock import ManualClock
 from tests.fakes.members import NUM_BLOCKS, join, said_to
+from tests.fakes.statuses import node_status
 
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 TTFT_S, TPOT_S = 2.0, 0.05
@@ -284,23 +285,12 @@ class World:
     def _status(self) -> ClusterStatus:
         """What `/status` says of the nodes, as far as an autoscaler asks."""
         nodes = [
-            NodeStatus(
-                node_id=member.node_id,
-                role=ROLES[member.role],
+            node_status(
+                member.node_id,
+                ROLES[member.role],
                 state="ready" if member.is_ready else "loading",
                 is_standby=member.is_standby,
-                loading_progress=1.0,
-                incarnation="1",
-                session_address="",
-                metrics_address="",
-                num_blocks=1,
-                free_blocks=1,
-                cached_blocks=0,
-                pinned_blocks=0,
-                queued_tokens=0,
                 running_requests=member.load.running_requests,
-                waiting_requests=0,
-                step_time_ms=0.0,
             )
             for member in self.registry
         ]

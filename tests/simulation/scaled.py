@@ -23,6 +23,7 @@ from pdserve.commands.simulation.node import Node
 from pdserve.protocol import LoadReport, NodeRole, NodeState
 from pdserve.protocol.status import ClusterStatus, CoordinatorStatus, NodeStatus
 from pdserve.settings.config import PolicyConfig
+from tests.fakes.statuses import node_status
 from tests.simulation.score import Score
 
 START_S = 30.0  # from the start of a process until it can work
@@ -154,20 +155,10 @@ def _role_of(name: str) -> NodeRole:
 
 def _told(member: Member) -> NodeStatus:
     """What `/status` says of a node, as far as an autoscaler asks."""
-    return NodeStatus(
-        node_id=member.node_id,
-        role=ROLES[member.role],
+    return node_status(
+        member.node_id,
+        ROLES[member.role],
         state="ready" if member.is_ready else "loading",
-        loading_progress=1.0,
-        incarnation="1",
-        session_address="",
-        metrics_address="",
-        num_blocks=1,
-        free_blocks=1,
-        cached_blocks=0,
-        pinned_blocks=0,
         queued_tokens=member.load.queued_tokens,
         running_requests=member.load.running_requests,
-        waiting_requests=0,
-        step_time_ms=0.0,
     )

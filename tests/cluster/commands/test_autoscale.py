@@ -34,6 +34,7 @@ from pdserve.shared.errors import ConfigError
 from tests.cluster.checkpoints import make_prompt
 from tests.cluster.client import Client
 from tests.cluster.fleet import START_S, Fleet, fleet_config, poll, running
+from tests.fakes.statuses import node_status
 from tests.waits import until
 
 NODES = [f"{kind}-{number}" for kind in ("prefill", "decode") for number in range(3)]
@@ -43,23 +44,7 @@ ONE_TO_THREE = Scale(1, 3)
 
 
 def node(name: str, role: RoleName, state: StateName = "ready", requests: int = 0) -> NodeStatus:
-    return NodeStatus(
-        node_id=name,
-        role=role,
-        state=state,
-        loading_progress=1.0,
-        incarnation="1",
-        session_address="",
-        metrics_address="",
-        num_blocks=1,
-        free_blocks=1,
-        cached_blocks=0,
-        pinned_blocks=0,
-        queued_tokens=0,
-        running_requests=requests,
-        waiting_requests=0,
-        step_time_ms=0.0,
-    )
+    return node_status(name, role, state=state, running_requests=requests)
 
 
 def steps(
