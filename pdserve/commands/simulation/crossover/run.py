@@ -27,7 +27,7 @@ from pdserve.commands.simulation.crossover.predict import Predicted, baseline_pr
 from pdserve.commands.simulation.crossover.results import CellResult, CrossoverReport, Results
 from pdserve.commands.simulation.crossover.table import markdown, remarks, table
 from pdserve.commands.simulation.crossover.texts import Guessed, guessed, text_ids
-from pdserve.commands.simulation.parallel import in_parallel
+from pdserve.commands.simulation.predict.parallel import in_parallel
 from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.measured.calibration import Calibration
 from pdserve.shared.errors import PdserveError

@@ -32,7 +32,6 @@ from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.commands.simulation.calibrate import run as calibrating
 from pdserve.commands.simulation.calibrate.config import CalibrateConfig
 from pdserve.commands.simulation.calibrate.samples import NodeReader
-from pdserve.commands.simulation.parallel import in_parallel
 from pdserve.commands.simulation.predict import deployment as simulated
 from pdserve.commands.simulation.predict.answer import load_calibration
 from pdserve.commands.simulation.predict.deployment import Deployment, Rig
@@ -42,6 +41,7 @@ from pdserve.commands.simulation.predict.load import (
     rows_of,
     turn_at,
 )
+from pdserve.commands.simulation.predict.parallel import in_parallel
 from pdserve.commands.simulation.predict.parts import Parts
 from pdserve.commands.simulation.validate.ahead import (
     MOST_MORE,

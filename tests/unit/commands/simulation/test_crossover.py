@@ -41,9 +41,9 @@ from pdserve.commands.simulation.crossover.results import CellResult, CrossoverR
 from pdserve.commands.simulation.crossover.table import crossing, goodputs, ratio
 from pdserve.commands.simulation.crossover.texts import Guessed, WrittenWorkload
 from pdserve.commands.simulation.machine import scaled
-from pdserve.commands.simulation.parallel import in_parallel
 from pdserve.commands.simulation.predict.answer import load_calibration
 from pdserve.commands.simulation.predict.deployment import Deployment
+from pdserve.commands.simulation.predict.parallel import in_parallel
 from pdserve.measured.calibration import Calibration, HeldOutErrors
 from pdserve.settings.config import EngineConfig, Mode
 from pdserve.shared.errors import ClusterError, ConfigError
