@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
@@ -29,8 +30,13 @@ class Ranks:
 
     taken: dict[str, bytes] = field(default_factory=dict)
     refuses: str = ""
+    may_answer: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.may_answer.set()
 
     def take(self, digest: str, fd: int) -> None:
+        assert self.may_answer.wait(WITHIN_S)
         if self.refuses:
             raise AdapterRefused(self.refuses)
         self.taken[digest] = os.pread(fd, 1 << 30, 0)
@@ -109,11 +115,13 @@ def test_other_bytes_than_those_that_were_sent_are_taken_by_none(
 def test_who_is_too_late_is_not_taken_for_the_next_one(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hosts.ranks.may_answer.clear()
     with monkeypatch.context() as patch:
         patch.setattr(module, "TAKES_S", 0.0)
         with pytest.raises(AdapterRefused, match="it has not answered in 0 s"):
             hosts.take("one")
     hosts.ranks.refuses = "no room"
+    hosts.ranks.may_answer.set()
     with pytest.raises(AdapterRefused, match="no room"):
         hosts.take("two")
 
