@@ -20,6 +20,9 @@
 {{- range $role := list "prefill" "decode" }}
 {{- include "pdserve.checkPool" (list $ $role (index $v $role)) }}
 {{- end }}
+{{- if $v.models }}
+{{- include "pdserve.checkModels" . }}
+{{- end }}
 {{- if eq $v.mode "multiplexed" }}
 {{- include "pdserve.checkMultiplexed" $v.decode }}
 {{- end }}
@@ -123,6 +126,24 @@
 {{- $most := dig "limits" "memory" "" $pool.resources | toString }}
 {{- if and (eq $pool.device "cpu") (ne $kv "auto") $most (ge (include "pdserve.bytes" $kv | float64) (include "pdserve.bytes" $most | float64)) }}
 {{- fail (printf "%s: engine.kv_memory %s does not fit into resources.limits.memory %s, which has to hold the weights, too: raise the limit" $role $kv $most) }}
+{{- end }}
+{{- end -}}
+
+{{/* What a models file can say, and what cannot be said beside it. */}}
+{{- define "pdserve.checkModels" -}}
+{{- $v := .Values }}
+{{- $file := fromToml $v.models }}
+{{- if $file.Error }}{{ fail (printf "models: %s: give a file's text, by --set-file models=models.toml" $file.Error) }}{{ end }}
+{{- if not (kindIs "map" $file.models) }}{{ fail "models: a models file has at least one [models.NAME]" }}{{ end }}
+{{- if gt (int (dig "shared" "at_once" 1 $file)) 1 }}{{ fail "models: shared.at_once: a pod has one model awake at a time: leave it out" }}{{ end }}
+{{- range $name, $value := dict "model.name" $v.model.name "model.revision" $v.model.revision "model.servedName" $v.model.servedName "prefill.autoscaling.enabled" $v.prefill.autoscaling.enabled "decode.autoscaling.enabled" $v.decode.autoscaling.enabled "standby.replicas" $v.standby.replicas }}
+{{- if $value }}{{ fail (printf "%s: the models file says what is served, by how many nodes: leave it out" $name) }}{{ end }}
+{{- end }}
+{{- range $role := list "prefill" "decode" }}
+{{- $pool := index $v $role }}
+{{- if gt (int $pool.hosts) 1 }}{{ fail (printf "%s.hosts: %d: a node of a models file has one" $role (int $pool.hosts)) }}{{ end }}
+{{- $stays := or (ne $pool.device "cpu") (gt (int $pool.tensorParallel) 1) (gt (int $pool.pipelineParallel) 1) }}
+{{- if and $stays (dig "shared" $role 0 $file) }}{{ fail (printf "models: shared.%s: nodes on GPUs, or of several processes, stay with their model: give the models a min" $role) }}{{ end }}
 {{- end }}
 {{- end -}}
 

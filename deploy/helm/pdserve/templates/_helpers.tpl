@@ -43,6 +43,51 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- .Values.model.cache.existingClaim | default (printf "%s-models" (include "pdserve.name" .)) -}}
 {{- end -}}
 
+{{/* Processes read the models file as they start: pods are replaced with it. */}}
+{{- define "pdserve.modelsVersion" -}}
+{{- with .Values.models }}
+annotations:
+  pdserve/models-file: {{ sha256sum . }}
+{{- end }}
+{{- end -}}
+
+{{/* Of a model's name: what names of its objects have of it, 13 characters at most. */}}
+{{- define "pdserve.modelWord" -}}
+{{- if and (regexMatch "^[a-z0-9]([a-z0-9-]{0,11}[a-z0-9])?$" .) (ne . "shared") -}}
+{{- . -}}
+{{- else -}}
+{{- printf "%s-%s" (regexReplaceAll "[^a-z0-9]+" (lower .) "-" | trimPrefix "-" | trunc 8 | trimSuffix "-" | default "model") (sha256sum . | trunc 4) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The sets of nodes, as a list of: `component`; `role`, what its nodes start as; `replicas`; and of
+several models `model`, which they are, and `word`, which is in the set's name. */}}
+{{- define "pdserve.sets" -}}
+{{- $v := .Values }}
+{{- $sets := list }}
+{{- range $role := has $v.mode (list "colocated" "multiplexed") | ternary (list "decode") (list "prefill" "decode") }}
+{{- if $v.models }}
+{{- $file := fromToml $v.models }}
+{{- range $model, $of := $file.models }}
+{{- $least := hasKey $of "min" | ternary (dig "min" $role 0 $of) 1 | int }}
+{{- if $least }}{{ $sets = append $sets (dict "component" $role "role" $role "replicas" $least "model" $model "word" (include "pdserve.modelWord" $model)) }}{{ end }}
+{{- end }}
+{{- with dig "shared" $role 0 $file | int }}{{ $sets = append $sets (dict "component" $role "role" $role "replicas" . "word" "shared") }}{{ end }}
+{{- else }}
+{{- $sets = append $sets (dict "component" $role "role" $role "replicas" (index $v $role).replicas) }}
+{{- end }}
+{{- end }}
+{{- with int $v.standby.replicas }}
+{{- $sets = append $sets (dict "component" "standby" "role" "decode" "replicas" .) }}
+{{- end }}
+{{- toJson $sets }}
+{{- end -}}
+
+{{/* Of one of them: what tells its pods from those of others of its component. */}}
+{{- define "pdserve.setLabel" -}}
+{{- with .word }}pdserve/nodes-of: {{ . }}{{ end }}
+{{- end -}}
+
 {{/* Whether a pool may have no nodes; nothing: no. */}}
 {{- define "pdserve.sleeps" -}}
 {{- range $pool := list .Values.prefill .Values.decode }}
@@ -58,6 +103,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
 {{- define "pdserve.modelArguments" -}}
+{{- if .Values.models }}
+- --models=/etc/pdserve/models/models.toml
+{{- end }}
 {{- with .Values.model.name }}
 - {{ printf "--model=%s" . | quote }}
 {{- end }}
@@ -153,6 +201,10 @@ affinity:
 {{- else }}
   emptyDir: {}
 {{- end }}
+{{- if .Values.models }}
+- name: models-file
+  configMap: { name: {{ include "pdserve.name" . }}-models-file }
+{{- end }}
 {{- end -}}
 
 {{- define "pdserve.mounts" -}}
@@ -160,4 +212,7 @@ affinity:
 - { name: cache, mountPath: /cache }
 - { name: models, mountPath: /models }
 - { name: join, mountPath: /etc/pdserve/join, readOnly: true }
+{{- if .Values.models }}
+- { name: models-file, mountPath: /etc/pdserve/models, readOnly: true }
+{{- end }}
 {{- end -}}

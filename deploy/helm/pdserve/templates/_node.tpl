@@ -1,5 +1,5 @@
 {{/* The pod of a node. Of these: `root`, the chart; `component`, the set that it is in; `role`, what
-it starts as; and `pool`, its values. */}}
+it starts as; `model`, of several, or nothing; and `pool`, its values. */}}
 {{- define "pdserve.nodePod" -}}
 {{- $root := .root }}
 {{- $role := .role }}
@@ -39,6 +39,9 @@ containers:
       - {{ printf "--rank-hosts=%s" (include "pdserve.rankHosts" .) }}
       {{- end }}
       {{- include "pdserve.modelArguments" $root | nindent 6 }}
+      {{- with .model }}
+      - {{ printf "--model=%s" . | quote }}
+      {{- end }}
       {{- include "pdserve.settings" $pool.settings | nindent 6 }}
     env:
       {{- include "pdserve.environment" $root | nindent 6 }}
