@@ -176,17 +176,11 @@ async def answers(fleet: Fleet, case: Case) -> list[Said]:
 
 
 CASES = (
-    Case(),
     Case("colocated", {"quantization": "int8"}),
-    Case(kills="decode-1"),
-    Case(drains="decode-1"),
-    Case(engine={"kv_dtype": "int8"}),
     Case(engine={"kv_dtype": "fp8"}, drains="decode-1"),
-    Case(adapter="poems"),
     Case(adapter="poems", kills="decode-1"),
     Case(other_model="smaller"),
-    Case(engine={"pipeline_parallel": 2, "threads": 2}),
-    Case(engine={"tensor_parallel": 2}),
+    Case(engine={"kv_dtype": "int8", "pipeline_parallel": 2, "threads": 2}),
     Case(engine={"quantization": "int8", "tensor_parallel": 2}),
     Case("adaptive"),
     Case("flowing"),

@@ -1,7 +1,9 @@
-"""Every family in every mode, through all that may happen to its KV: the tokens of transformers.
+"""Families and modes, through all that may happen to a family's KV: the tokens of transformers.
 
-Each cluster has nodes of other block sizes and other ranks, pools that hold few prompts, and a host
-tier behind them. Prompts are computed, shared and evicted; streams lose their node, and are moved.
+Each kind of KV is there in every mode, and further families of those kinds take the modes in turn;
+test_exactness.py has all of them, undisturbed. Each cluster has nodes of other block sizes and
+other ranks, pools that hold few prompts, and a host tier behind them. Prompts are computed, shared
+and evicted; streams lose their node, and are moved.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,8 +39,16 @@ POOLS: Final[dict[Mode, tuple[int, int]]] = {  # mode |-> prefill and decode nod
     "adaptive": (1, 2),
     "multiplexed": (0, 1),  # on two cores
 }
-ONE_KV_HEAD: Final = {"qwen2, one KV head, head_dim 64, tied"}  # which no two ranks can share
-NORM_OF_ALL_HEADS: Final = {"olmo3, norms behind, windows"}  # nor its norms
+EVERY_MODE: Final = (  # grouped heads; windows; latent rows; sinks
+    "llama, GQA, head_dim 64, llama3 rope",
+    "gemma3, qk-norm, windows, two ropes",
+    "deepseek_v3, latent KV, groups of experts",
+    "gpt-oss, sinks, experts, windows",
+)
+CASES: Final = [
+    *product(EVERY_MODE, POOLS),
+    *zip([family for family in FAMILIES if family not in EVERY_MODE], cycle(POOLS), strict=False),
+]
 LENGTHS: Final = (1, 16, 38, 333)
 NUM_OUTPUT: Final = 8
 POOL: Final = 1536  # tokens of a pool
@@ -72,7 +82,7 @@ class Served:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="session",
-    params=product(FAMILIES, POOLS),
+    params=CASES,
     ids=lambda param: f"{param[0].partition(',')[0]}-{param[1]}",
 )
 async def served(
@@ -81,7 +91,7 @@ async def served(
     family, mode = request.param
     path = make_family(tmp_path_factory.mktemp("family"), family)
     config = cluster_config(path, mode)
-    fleet = Fleet(config, flags_of(family, mode), RanksForked)
+    fleet = Fleet(config, flags_of(mode), RanksForked)
     async with running(fleet), Client(fleet.url) as client:
         yield Served(fleet, client, Reference(path))
 
@@ -99,12 +109,11 @@ def cluster_config(path: Path, mode: Mode) -> ClusterConfig:
     )
 
 
-def flags_of(family: str, mode: Mode) -> dict[str, list[str]]:
+def flags_of(mode: Mode) -> dict[str, list[str]]:
     """What its nodes differ in; who computes both phases at once has no other ranks."""
-    ranks = "pipeline" if family in ONE_KV_HEAD | NORM_OF_ALL_HEADS else "tensor"
     flags = {
         "prefill-0": ["--set=engine.block_size=24"],
-        "prefill-1": [f"--set=engine.{ranks}_parallel=2"],
+        "prefill-1": ["--set=engine.tensor_parallel=2"],
         "decode-1": ["--set=engine.block_size=7", "--transports=tcp"],
     }
     if mode != "multiplexed":
