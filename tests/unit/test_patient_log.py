@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import pty
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,6 +71,27 @@ def test_a_reader_that_has_gone_and_a_full_disk_hold_nobody_up() -> None:
     finally:
         os.close(writer)
         os.close(full)
+
+
+def test_a_held_terminal_has_all_lines_when_it_is_released() -> None:
+    """Nothing more has to be written for that."""
+    reader, terminal = pty.openpty()
+    try:
+        log = PatientLog(terminal)
+        assert log.isatty()
+        termios.tcflow(terminal, termios.TCOOFF)  # as Ctrl-S
+        log.write("one\n")
+        log.finish(0.01)
+        log.write("two\n")
+        os.set_blocking(reader, False)
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 100)
+        termios.tcflow(terminal, termios.TCOON)
+        log.finish(30.0)
+        assert os.read(reader, 100) == b"one\r\ntwo\r\n"
+    finally:
+        os.close(reader)
+        os.close(terminal)
 
 
 def test_logging_writes_to_it(tmp_path: Path) -> None:

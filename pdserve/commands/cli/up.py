@@ -40,8 +40,11 @@ def run(
     screen = UpScreen()
     machine = Machine(usable_cores(config.engine.cpus), 0 if config.on else count_gpus())
     makes: Makes = (Child, None) if config.on else begin_forking(command)
-    check(config, machine, screen.say)
-    return asyncio.run(_up(config, command, screen, machine, makes))
+    try:
+        check(config, machine, screen.say)
+        return asyncio.run(_up(config, command, screen, machine, makes))
+    finally:
+        screen.finish()
 
 
 async def _up(
@@ -95,7 +98,7 @@ async def _start(cluster: Cluster, screen: UpScreen, config: ClusterConfig) -> N
         screen.say(cluster.warning)
     await wait_ready(cluster, screen)
     status = await cluster.status()
-    print(invitation(cluster.url, status, has_page=config.access.page), flush=True)
+    screen.invite(invitation(cluster.url, status, has_page=config.access.page))
     forget_files()
     freeze_loaded_objects()
 

@@ -1,6 +1,7 @@
 """What `pdserve up` shows: the logs of its processes, what a start waits for, an example request.
 
-Everything is written to stderr, except for the address and the example request (stdout).
+Everything is written to stderr, except for the address and the example request (stdout). Nobody
+waits for who reads either: a held terminal would hold up the processes that have to start again.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from typing import IO, Final, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
@@ -16,16 +18,21 @@ from rich.text import Text
 from pdserve.commands.cluster.child import reported_error
 from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.protocol.status import ClusterStatus, NodeStatus
+from pdserve.shared.process.patient_log import PatientLog
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 _NAME_WIDTH = 12  # fits "coordinator"
+_STDOUT, _STDERR = 1, 2
+_TAKEN_S: Final = 2.0  # at the end, for who reads slowly
 
 
 class UpScreen:
     """Writes to the terminal, or to a log file."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+    def __init__(self, stdout: int = _STDOUT, stderr: int = _STDERR) -> None:
+        """Both are descriptors."""
+        self._stdout, self._stderr = PatientLog(stdout), PatientLog(stderr)
+        self._console = Console(file=cast(IO[str], self._stderr))
         self._colours: dict[str, str] = {}
 
     def line(self, name: str, text: str) -> None:
@@ -38,6 +45,15 @@ class UpScreen:
     def say(self, text: str) -> None:
         """Print a line of `pdserve up` itself."""
         self._print(Text.assemble((f"{'pdserve up':<{_NAME_WIDTH}}| ", "bold"), text))
+
+    def invite(self, text: str) -> None:
+        """Print the `invitation`."""
+        self._stdout.write(text + "\n")
+
+    def finish(self) -> None:
+        """Wait a moment for who reads: no more will be printed."""
+        self._stdout.finish(_TAKEN_S)
+        self._stderr.finish(_TAKEN_S)
 
     def loading(self, names: list[str]) -> LoadingBars:
         """Progress bars for loading these nodes, as a context manager."""

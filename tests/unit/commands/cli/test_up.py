@@ -4,10 +4,12 @@ import asyncio
 import datetime
 import json
 import os
+import pty
 import re
 import shlex
 import signal
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -61,7 +63,7 @@ class Up:
 async def start_up(fake_command):
     started = []
 
-    async def start(*flags: str) -> Up:
+    async def start(*flags: str, stderr: int = asyncio.subprocess.PIPE) -> Up:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -69,7 +71,7 @@ async def start_up(fake_command):
             "|".join(fake_command),
             *("--port=0", "--set=start_s=30", "--set=timeouts.drain_s=5", *flags),
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=stderr,
         )
         started.append(process)
         return Up(process)
@@ -81,14 +83,16 @@ async def start_up(fake_command):
             await process.communicate()
 
 
-def pid_of(up: Up, name: str) -> int:
+def pid_of(up: Up, name: str, *, or_none: bool = False) -> int | None:
     """Ask /proc: the child of `up` whose node id, or kind, is `name`."""
     me = up.process.pid
     for child in Path(f"/proc/{me}/task/{me}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
         if f"--node-id={name}" in words or name in words:
             return int(child)
-    pytest.fail(f"no child {name}")
+    if not or_none:
+        pytest.fail(f"no child {name}")
+    return None
 
 
 @pytest.mark.long  # one that lost a process stops so by default
@@ -130,6 +134,35 @@ async def test_a_lost_process_is_started_again(start_up, name):
         assert not (await fetch_status(url)).waiting_for(["prefill-0", "decode-0"])
     up.process.send_signal(signal.SIGTERM)
     assert await up.exit_code() == 0
+
+
+@pytest.mark.long  # test_patient_log.py has it by default
+async def test_a_held_terminal_keeps_nobody_from_starting_again(start_up):
+    reader, terminal = pty.openpty()
+    up = await start_up(stderr=terminal)
+    await up.invitation()
+    termios.tcflow(terminal, termios.TCOOFF)  # as Ctrl-S
+    former = pid_of(up, "decode-0")
+    os.kill(former, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        while pid_of(up, "decode-0", or_none=True) in (former, None):
+            await asyncio.sleep(0.01)
+    termios.tcflow(terminal, termios.TCOON)
+    up.process.send_signal(signal.SIGTERM)
+    assert await up.process.wait() == 0
+    os.close(terminal)
+    text = b""
+    while piece := read_or_end(reader):
+        text += piece
+    os.close(reader)
+    assert f"decode-0 (pid {former}) ended with signal SIGKILL" in text.decode()
+
+
+def read_or_end(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # nobody has its other end
+        return b""
 
 
 @pytest.mark.long
