@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from coordinator.text.grammars.keywords import types_of
+
 
 def are_told_apart(schemas: list[Any]) -> bool:
     """Whether no value fits two of these schemas, since a property that all have differs."""
@@ -46,7 +48,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def _tags(schema: Any) -> dict[str, list[str]]:
     """Return name |-> all texts that a required property of an object may have."""
-    if not isinstance(schema, dict) or schema.get("type") != "object":
+    if not isinstance(schema, dict) or types_of(schema) != frozenset(("object",)):
         return {}
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict) or not isinstance(required, list):

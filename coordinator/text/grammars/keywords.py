@@ -95,9 +95,15 @@ IDLE: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 def types_of(schema: dict[str, Any]) -> frozenset[str] | None:
-    """Return the types that a schema names; None: it names none."""
+    """Return the types that a schema names; None: it names none.
+
+    `nullable` adds null to them, as in OpenAPI 3.0.3: not to `enum`, and not without `type`.
+    """
     kind = schema.get("type")
-    return None if kind is None else frozenset([kind] if isinstance(kind, str) else kind)
+    if kind is None:
+        return None
+    named = frozenset([kind] if isinstance(kind, str) else kind)
+    return named | {"null"} if schema.get("nullable") is True else named
 
 
 def unsupported(schema: dict[str, Any]) -> list[str]:

@@ -103,6 +103,8 @@ class SchemaReader:
                 names, "is not supported" if len(names) == 1 else "are not supported"
             )
         types = types_of(schema)
+        if types is not None and schema.get("nullable") is True:
+            schema = schema | {"type": sorted(types)}
         made: dict[str, Any] = {}
         for keyword, value in schema.items():
             is_said = value is not None or keyword == "const"  # some clients send what they lack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -337,6 +338,28 @@ def test_a_discriminator_is_required_of_each_alternative() -> None:
     assert made.takes('{"kind": "cat", "friend": {"kind": "dog", "age": 3}}')
     for text in ("{}", '{"age": 3}', '{"kind": "cat", "friend": {}}', '{"kind": "cat", "age": 3}'):
         assert not made.takes(text)
+
+
+def test_nullable_adds_null_to_the_type_beside_it() -> None:
+    """As OpenAPI 3.0.3 says; a value that two alternatives of `oneOf` take is still refused."""
+    named = {"type": "string", "format": "date", "nullable": True}
+    listed = {"type": "array", "items": TEXT | {"nullable": True}, "nullable": False}
+    chosen = {"type": "string", "enum": ["x", None]}
+    fields = {"named": named, "listed": listed, "chosen": chosen | {"nullable": True}}
+    fields |= {"strict": chosen, "nullable": TRUTH}
+    made = Enforced({"type": "object", "properties": fields, "required": list(fields)})
+    text = '{"named": null, "listed": ["a", null], "chosen": null, "strict": "x", "nullable": true}'
+    assert made.takes(text)
+    for wrong in ('"strict": null', '"listed": null', '"nullable": null', '"named": "today"'):
+        name = wrong.partition(":")[0]
+        assert not made.takes(re.sub(name + r': ("x"|true|null|\[.*?\])', wrong, text))
+    cat, dog = (
+        {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]}
+        for kind in ("cat", "dog")
+    )
+    assert Enforced({"oneOf": [cat, dog | {"nullable": True}]}).takes("null")
+    with pytest.raises((GrammarFailed, InvalidRequest), match="'oneOf'"):
+        Enforced({"oneOf": [cat | {"nullable": True}, dog | {"nullable": True}]})
 
 
 def test_keys_that_are_listed_are_the_only_ones() -> None:
