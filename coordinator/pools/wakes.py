@@ -27,8 +27,9 @@ An order has failed if nothing has come of it in ORDER_S, or the node has come b
 model's. It is given again: at once after the first failure, PAUSE_S after the second, twice as long
 after each further one, MOST_PAUSE_S at most. A node that could not wake as the model says so, and
 others are asked before it. After two such refusals the model cannot be served: who waits for it
-need not wait on, until it is tried again. No event loop, no messages: what there is comes in,
-orders come out.
+need not wait on, until it is tried again. Once nodes have said nothing else for HOPELESS_S, who is
+refused need not come again either: each try takes a node from others. No event loop, no messages:
+what there is comes in, orders come out.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ KEPT: Final = 10.0
 FOLLOW_S: Final = 1.0  # for which who does not lead gives the leader more time than a wake takes
 PAUSE_S: Final = 2.0  # nodes die for other reasons, too, and others may be idle
 MOST_PAUSE_S: Final = 60.0
+HOPELESS_S: Final = 3600.0  # in which who runs it hears of it, and may put it right
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class _Failures:
     at_s: float = 0.0  # the last one
     number: int = 0
     num_refused: int = 0  # of the last ones: their nodes have said so
+    refused_since_s: float = 0.0  # the first of these
     refused_by: set[str] = field(default_factory=set)  # `AwakeNode.host`
 
 
@@ -211,9 +214,13 @@ class Wakes:
         return replace(model, waiting=[one for one in model.waiting if one.waited_s >= least_s])
 
     def refused_s(self, model: str, now_s: float) -> float:
-        """Return for how long it cannot be served, since nodes could not wake as it; 0: it can."""
+        """Return for how long it cannot be served, since nodes could not wake as it.
+
+        0: it can; infinite: it could not for so long that it is not worth coming again.
+        """
         failures = self._failed.get(model, _NONE_FAILED)
-        return self._put_off_s(model, now_s) if failures.num_refused > 1 else 0.0
+        left_s = self._put_off_s(model, now_s) if failures.num_refused > 1 else 0.0
+        return inf if left_s and now_s - failures.refused_since_s >= HOPELESS_S else left_s
 
     def _put_off_s(self, model: str, now_s: float) -> float:
         failures = self._failed.get(model, _NONE_FAILED)
@@ -257,6 +264,8 @@ class Wakes:
         failures = self._failed.setdefault(model, _Failures())
         failures.at_s = now_s
         failures.number += 1
+        if not failures.num_refused:
+            failures.refused_since_s = now_s
         failures.num_refused = failures.num_refused + 1 if refused_by else 0
         failures.refused_by |= {refused_by} - {""}
 

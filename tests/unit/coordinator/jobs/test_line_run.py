@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from coordinator.jobs.batch_run import BatchRun
 from coordinator.jobs.line_run import run_line
 from coordinator.jobs.places import LinePlaces
 from coordinator.jobs.storage.batches import Batch, BatchDocument, Line
+from pdserve.shared.errors import NoNodeAvailable
 from tests.unit.coordinator.api.harness import served
 from tests.unit.coordinator.jobs.played import cluster
 from tests.waits import turn
@@ -82,6 +84,26 @@ async def test_a_line_whose_first_tiers_answer_in_vain_is_tried_ever_more_rarely
         Plan.has_tiers = False
         await run_line(*given, lambda: None, pause)  # type: ignore[arg-type]
         assert pauses == [7.0] * 12
+
+
+async def test_a_line_for_which_there_is_no_hope_has_failed_after_three_tries() -> None:
+    pauses: list[float] = []
+
+    async def planned(ask: Ask) -> Any:
+        raise NoNodeAvailable("nodes cannot become those of this model", inf if pauses else 7.0)
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def body() -> bytes:
+        return b"{}"
+
+    async with served(cluster()) as api:
+        given = (BATCH, LINE, body, SimpleNamespace(plan=planned), api.server_context)
+        answer = await run_line(*given, lambda: None, pause)  # type: ignore[arg-type]
+    assert answer.status == 503
+    assert b"nodes cannot become" in answer.body
+    assert pauses == [7.0, 1.0, 1.0]
 
 
 async def test_a_line_that_is_ended_before_it_begins_gives_its_place_back() -> None:

@@ -296,6 +296,23 @@ def test_a_model_as_which_nodes_do_not_wake_cannot_be_served_until_it_is_tried_a
     assert not wakes.refused_s("b", now_s + 1.0)
 
 
+def test_who_waits_for_a_model_that_was_refused_for_an_hour_need_not_come_again() -> None:
+    first, waiting = [node("d0")], model("b", waiting=waits(1))
+    wakes, now_s = known(model("a", first), model("b"))
+    refused_s = []
+    for number in range(62):  # one a minute
+        assert wakes.decide([model("a", first), waiting], now_s) == [Wake("d0", "b")]
+        first = [replace(node("d0", life=f"{number + 2}"), refused="b")]
+        assert wakes.decide([model("a", first), waiting], now_s) == []
+        refused_s.append(wakes.refused_s("b", now_s))
+        now_s += MOST_PAUSE_S
+    pauses = [min(MOST_PAUSE_S, PAUSE_S * 2**n) for n in range(59)]
+    assert refused_s == [0.0, *pauses, inf, inf]
+    assert wakes.decide([model("a", first), waiting], now_s) == [Wake("d0", "b")]
+    wakes.decide([model("a"), model("b", [node("d0", life="99")])], now_s + 1.0)
+    assert not wakes.refused_s("b", now_s + 1.0)
+
+
 def test_a_node_that_has_refused_is_asked_after_the_others() -> None:
     nodes = [node("d0"), node("d1", busy=1)]
     wakes, now_s = known(model("a", nodes), model("b"))
