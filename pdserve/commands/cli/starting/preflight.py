@@ -18,7 +18,7 @@ from pdserve.demo_model import CHECKPOINT_PATH
 from pdserve.settings.config import CheckpointConfig, EngineConfig
 from pdserve.settings.models import SharedNodes, read_models
 from pdserve.settings.speculation import draft_model
-from pdserve.settings.values import parse_adapters
+from pdserve.settings.values import IN_MEMORY, parse_adapters
 from pdserve.shared.addresses import loopback
 from pdserve.shared.errors import ConfigError, ModelError, PdserveError
 
@@ -37,6 +37,7 @@ def check_cluster(config: ClusterConfig, machine: Machine, say: Say) -> None:
     check_front(plan_coordinator(config, config.port, loopback(config.host), 0))
     if config.on:  # the model and the devices are on other machines
         return
+    _check_files(config)
     _check_device(config.engine, machine.num_gpus)
     _check_adapters(config.checkpoint.adapters)
     if not config.models:
@@ -55,6 +56,18 @@ def check_cluster(config: ClusterConfig, machine: Machine, say: Say) -> None:
         except PdserveError as error:
             raise type(error)(f"{config.models}: models.{name}: {error}") from error
     _check_places(config.models, file.shared, needed, place_memory(config, cluster_nodes(config)))
+
+
+def _check_files(config: ClusterConfig) -> None:
+    """Raises ConfigError: usage, or a store of prefixes, cannot be kept where it is to be."""
+    if config.prefix.kv_store:
+        from pdserve.node.prefixes.store.opening import check_store
+
+        check_store(config.prefix)
+    if (file := config.access.usage_db) not in ("", IN_MEMORY):
+        from coordinator.tenants.ledger import Ledger
+
+        Ledger(Path(file)).close()
 
 
 def _check_adapters(adapters: Sequence[str]) -> None:

@@ -25,9 +25,10 @@ def check_store(config: PrefixConfig, look_s: float = LOOK_S) -> None:
         ConfigError: there can be none.
     """
     where = config.kv_store
+    blobs = blobs_at(where)
     if is_object_url(where) and parse_bytes(config.kv_store_size) == 0:
         raise ConfigError(f"kv_store {where!r} has no end: say kv_store_size, as 500GiB")
-    blobs, thread = blobs_at(where), LoneThread("kv-store-look")
+    thread = LoneThread("kv-store-look")
     try:
         thread.submit(blobs.open).result(look_s)
     except TimeoutError:
