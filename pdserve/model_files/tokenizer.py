@@ -19,6 +19,12 @@ from pdserve.model_files.gguf.model import open_gguf
 from pdserve.model_files.git_lfs import refuse_pointer
 from pdserve.shared.errors import TokenizerError
 
+_OF_OTHERS = "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+# AutoTokenizer writes tekken.json as it is. mistral-common makes the chat template.
+_OF_TEKKEN = (
+    "from transformers.integrations.mistral import convert_tekken_tokenizer as of; "
+    "of(folder + '/tekken.json').save_pretrained(folder) (pip install mistral-common)"
+)
 _NAMED = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -108,9 +114,10 @@ def _read_gguf(path: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
 def _read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, TokenizerConfig]:
     file = folder / "tokenizer.json"
     if not file.is_file():
+        is_tekken = (folder / "tekken.json").is_file()
         raise TokenizerError(
             f"{folder} has no tokenizer.json; convert its tokenizer once, e.g. with "
-            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+            f"{_OF_TEKKEN if is_tekken else _OF_OTHERS}"
         )
     return _parse(file), TokenizerConfig.load(folder)
 

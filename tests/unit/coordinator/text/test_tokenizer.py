@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,24 @@ def test_unusable_checkpoints(files: dict[str, str], says: str, tmp_path: Path) 
         (tmp_path / name).write_text(text)
     with pytest.raises(TokenizerError, match=says):
         Tokenizer.from_checkpoint(tmp_path)
+
+
+def test_what_is_said_of_tekken_alone_helps(tmp_path: Path) -> None:
+    tokens = [bytes([i]) for i in range(256)] + [b"ab"]
+    vocab = [{"rank": i, "token_bytes": b64encode(t).decode()} for i, t in enumerate(tokens)]
+    special = [{"rank": i, "token_str": text} for i, text in enumerate(("<unk>", "<s>", "</s>"))]
+    sizes = {"default_vocab_size": 260, "default_num_special_tokens": 3}
+    file = {"config": {"pattern": "[a-z]+|.", **sizes}, "vocab": vocab, "special_tokens": special}
+    (tmp_path / "tekken.json").write_text(json.dumps(file))
+    with pytest.raises(TokenizerError) as info:
+        Tokenizer.from_checkpoint(tmp_path)
+    told = str(info.value).partition("e.g. with ")[2]
+    exec(told.removesuffix(" (pip install mistral-common)"), {"folder": str(tmp_path)})
+    assert Tokenizer.from_checkpoint(tmp_path).encode("ab z", add_special_tokens=False) == [
+        259,
+        35,
+        125,
+    ]
 
 
 async def test_chats_of_checkpoints_are_rendered_in_a_process(tmp_path: Path) -> None:
