@@ -25,7 +25,7 @@ from coordinator.jobs.storage.batches import AnsweredLine, Batches, LineState, T
 from coordinator.jobs.storage.database import Row, SqliteDatabase, Step
 from coordinator.jobs.storage.files import CHUNK_BYTES, Files
 from coordinator.tenants import Tenants
-from coordinator.tenants.key_book import KeyBook
+from coordinator.tenants.key_book import LOOK_S, KeyBook
 from pdserve.protocol import FinishReason
 from pdserve.settings.access import hash_key
 from pdserve.shared.clock import ManualClock
@@ -540,6 +540,30 @@ async def test_lines_wait_while_others_do_not_begin_and_tenants_share(tmp_path: 
         owners = [g.request.slo.tenant for g in generator.generations]
         assert owners.index("b") < 30, "neither waits until the other has ended"
         assert {g.request.slo.name for g in generator.generations} == {"standard"}
+    tenants.close()
+
+
+async def test_a_batch_is_its_tenants_whatever_becomes_of_the_key(tmp_path: Path) -> None:
+    file, clock, gate = tmp_path / "keys.toml", ManualClock(), asyncio.Event()
+
+    def write(*keys: str) -> None:
+        table = f"[tenants.a]\nkeys = {[hash_key(key) for key in keys]}\n"
+        file.write_text(f'{table}default_class = "standard"\n')
+        clock.advance(LOOK_S)
+
+    write("first", "second")
+    tenants = Tenants(KeyBook(file, {}, ("standard", "interactive"), clock), None, MODEL, clock)
+    generator = cluster(lambda request: [Pause(until=gate), *says("Hi")(request)])
+    async with served(generator, tenants=tenants) as api:
+        api.client.headers["Authorization"] = "Bearer first"
+        batch = await create(api, (await upload(api, [line(n) for n in range(20)]))["id"])
+        await generator.started.wait()
+        write("second")
+        await got(api, f"/v1/batches/{batch['id']}", 401)
+        gate.set()
+        api.client.headers["Authorization"] = "Bearer second"
+        told = await ended(api, batch)
+    assert told["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
     tenants.close()
 
 
