@@ -7,10 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from time import monotonic
+from typing import Any
 
 import psutil
 import pytest
@@ -30,6 +32,7 @@ if find_spec("ray") is None:
 MACHINES = 3
 # Ray takes what it calls a loopback cluster for one of a laptop, and else listens everywhere.
 SETTINGS = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+SETTINGS |= {"RAY_worker_niceness": "0"}  # else actors wait for all else of a busy machine
 STOP_S = 30.0
 STARTED_S = 300.0  # three Rays, and processes that import torch, however busy the machine is
 
@@ -100,12 +103,9 @@ def machines() -> Iterator[Machines]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SETTINGS.items():
             patch.setenv(name, value)
-        with subprocess.Popen(
-            words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
+        process, (address, *raylets) = started(words)
+        with process:
             try:
-                assert process.stdout is not None
-                address, *raylets = json.loads(process.stdout.readline())
                 patch.setenv("RAY_ADDRESS", address)
                 yield Machines(process, port.port, raylets)
                 assert process.poll() is None
@@ -113,6 +113,23 @@ def machines() -> Iterator[Machines]:
                 port.close()
                 process.communicate(timeout=STOP_S)
         assert process.returncode == 0
+
+
+def started(words: Sequence[str]) -> tuple[subprocess.Popen[str], Any]:
+    """Start the machines; return their process, and what it has said.
+
+    Ray gives each of them 30 s, whatever else its host has to do: later ones get another chance.
+    """
+    deadline_s = monotonic() + STARTED_S
+    while True:
+        process = subprocess.Popen(
+            words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        if line := process.stdout.readline():
+            return process, json.loads(line)
+        process.communicate(timeout=STOP_S)
+        assert monotonic() < deadline_s, "Ray's machines do not start"
 
 
 def processes(flag: str) -> list[psutil.Process]:
