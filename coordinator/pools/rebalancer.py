@@ -8,7 +8,8 @@ ones:
     sustained    the pool must need it at SUSTAINED_TICKS ticks in a row; queues absorb bursts
     cooldown     the last turn must be COOLDOWN_S ago, so that its effect is visible
     dwell        a node stays in a pool for DWELL_S, whoever moved it there
-    at least one node is left in each pool; when both are late, a turn gains nothing
+    at least one node is left in each pool; when both are late, or were by turns within DWELL_S, a
+    turn gains nothing
 
 A pool that will need a node is late, too, if the other one will have it to spare (`desired.py`).
 
@@ -70,6 +71,7 @@ class Rebalancer:
         self._short: NodeRole | None = None  # the pool that needed a node at the last tick
         self._num_ticks = 0  # for how many ticks in a row
         self._last_turn_s = -inf
+        self._last_late_s = dict.fromkeys(NodeRole, -inf)  # of each pool
 
     def tick(
         self, nodes: Sequence[NodeLoad], desired: Mapping[NodeRole, int] = MappingProxyType({})
@@ -80,7 +82,8 @@ class Rebalancer:
         """
         now_s = self._clock.now()
         self._note_roles(nodes, now_s)
-        short = next((role for role in NodeRole if _is_short(nodes, role, desired)), None)
+        self._note_late(nodes, now_s)
+        short = next((role for role in NodeRole if self._is_short(nodes, role, desired)), None)
         self._num_ticks = self._num_ticks + 1 if short is self._short else 1
         self._short = short
         if (
@@ -111,15 +114,25 @@ class Rebalancer:
             name: stay for name, stay in kept.items() if stay[0] is since[name][0]
         }
 
+    def _note_late(self, nodes: Sequence[NodeLoad], now_s: float) -> None:
+        for role in NodeRole:
+            load = pool_load(nodes, role)
+            if load is not None and load >= LATE:
+                self._last_late_s[role] = now_s
 
-def _is_short(nodes: Sequence[NodeLoad], role: NodeRole, desired: Mapping[NodeRole, int]) -> bool:
-    """Return whether a pool is late, or will be, and the other one can spare a node."""
-    numbers = Counter(node.role for node in nodes if node.load is not None)
-    lacking = {pool: number - numbers[pool] for pool, number in desired.items()}
-    if numbers[role.other] > 1 and lacking.get(role, 0) > 0 > lacking.get(role.other, 0):
-        return True
-    load, others_load = pool_load(nodes, role), pool_load(nodes, role.other)
-    num_others = sum(node.role is role.other and node.load is not None for node in nodes)
-    if load is None or others_load is None or load < LATE or num_others < 2:
-        return False
-    return load == inf or others_load * num_others / (num_others - 1) < SPARE
+    def _is_short(
+        self, nodes: Sequence[NodeLoad], role: NodeRole, desired: Mapping[NodeRole, int]
+    ) -> bool:
+        """Return whether a pool is late, or will be, and the other one can spare a node."""
+        numbers = Counter(node.role for node in nodes if node.load is not None)
+        lacking = {pool: number - numbers[pool] for pool, number in desired.items()}
+        num_others = numbers[role.other]
+        if num_others > 1 and lacking.get(role, 0) > 0 > lacking.get(role.other, 0):
+            return True
+        load, others_load = pool_load(nodes, role), pool_load(nodes, role.other)
+        if load is None or others_load is None or load < LATE or num_others < 2:
+            return False
+        if load == inf:
+            return True
+        is_idle = others_load * num_others / (num_others - 1) < SPARE
+        return is_idle and self._clock.now() - self._last_late_s[role.other] >= DWELL_S

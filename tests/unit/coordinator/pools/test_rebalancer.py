@@ -117,6 +117,19 @@ def test_nothing_is_gained_when_both_are_late() -> None:
     assert pools.turns == []
 
 
+def test_nothing_is_gained_when_both_are_late_by_turns_for_seconds_each() -> None:
+    """As where both refuse requests: a pool is late while it does, and idle until the next one."""
+    pools = settled(4, 4)
+    for second in range(240):
+        late = P if second // 5 % 2 else D
+        pools.loads = {late: HIGH, late.other: FEW}
+        pools.tick(int(1 / TICK_S))
+    assert len(pools.turns) == 1, "before the second one was late"
+    pools.loads = {P: HIGH, D: FEW}
+    pools.tick(int(DWELL_S / TICK_S) + SUSTAINED_TICKS)
+    assert len(pools.turns) == 2, "it stays late, and the other one idle"
+
+
 def test_a_pool_that_would_be_short_itself_gives_nobody_away() -> None:
     pools = settled()
     pools.loads = {P: HIGH, D: SPARE / 2 + 0.01}  # of two nodes; more than SPARE for one
