@@ -38,9 +38,12 @@ async def test_a_slow_network_brings_equal_bytes_by_fewer() -> None:
     async with open_pair("tcp", LAYOUT, num_blocks=34, simulated=SLOW) as pair:
         fill(pair)
         assert pair.link.codec == "raw"
-        for _ in range(3):
+        for _ in range(30):  # three, unless another process holds up one of them
             await pull_all(pair, 34)
-        assert pair.link.codec.startswith("zstd 1.4")
+            if pair.link.codec.startswith("zstd 1.4"):
+                break
+        else:
+            pytest.fail("it is sent as it is")
         statistics = pair.puller.statistics
         assert 1.4 < statistics.coded_bytes / statistics.sent_coded < 1.6
         assert pair.exporter.statistics.bytes_sent < statistics.bytes

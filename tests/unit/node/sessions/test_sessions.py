@@ -46,8 +46,8 @@ from pdserve.wire.envelopes import FROM_EXPORTER, FROM_PULLER
 from pdserve.wire.session_pb2_grpc import KvSessionStub
 from tests.fakes.hellos import LAYOUT
 
-TIMEOUTS = Timeouts(connect_s=0.4, liveness_s=2.0)
-HASTY = Timeouts(connect_s=0.4, liveness_s=0.3, heartbeat_s=0.03)
+TIMEOUTS = Timeouts(connect_s=30.0, liveness_s=2.0)
+HASTY = replace(TIMEOUTS, liveness_s=0.6, heartbeat_s=0.03)
 IDENTITY = KvIdentity("m", "r", LAYOUT)
 
 
@@ -108,7 +108,7 @@ class Pair:
         self.exporter = Exporter("p", "life-1", exporter_identity, self.memory, SystemClock())
         self.announcer = ScriptedAnnouncer()
         self.server = Server(TIMEOUTS.liveness_s)
-        servicer = SessionServer(self.exporter, self.announcer, SystemClock(), TIMEOUTS.connect_s)
+        servicer = SessionServer(self.exporter, self.announcer, SystemClock(), timeouts.connect_s)
         session_pb2_grpc.add_KvSessionServicer_to_server(servicer, self.server.grpc)
         self.destination = ExportedPool(8, puller_identity.layout.block_bytes)
         self.puller = Puller(
@@ -399,7 +399,7 @@ async def test_a_shard_that_lacks_some_of_our_heads_is_refused() -> None:
 async def test_nobody_at_the_address_is_a_lost_peer(pair: Pair) -> None:
     await pair.server.stop(0)
     with pytest.raises(PeerLost):
-        async with asyncio.timeout(TIMEOUTS.connect_s + 2):
+        async with asyncio.timeout(TIMEOUTS.connect_s):
             await pair.sessions.get(pair.peer)
 
 
@@ -473,13 +473,16 @@ def nobody_at(port: int) -> NodeAddress:
     return NodeAddress(node_id="x", incarnation="1", session_address=f"127.0.0.1:{port}")
 
 
-async def test_a_puller_that_says_no_hello_is_cut(pair: Pair) -> None:
+async def test_a_puller_that_says_no_hello_is_cut() -> None:
+    pair = Pair(timeouts=replace(TIMEOUTS, connect_s=0.1))
+    await pair.start()
     async with open_channel(pair.peer.session_address, 60) as channel:
         stream = KvSessionStub(channel).Open()
         await stream.wait_for_connection()
         with pytest.raises(grpc.aio.AioRpcError, match="no hello in time"):
-            async with asyncio.timeout(TIMEOUTS.connect_s + 2):
+            async with asyncio.timeout(30):
                 await stream.read()
+    await pair.close()
 
 
 async def test_another_message_instead_of_a_hello_is_refused(pair: Pair) -> None:
@@ -506,7 +509,7 @@ async def test_an_exporter_that_falls_silent_is_lost_to_all_who_wait(hasty_pair:
         told: list[bool] = []
         sessions.on_silent = lambda: told.append(sessions.links() == [])
         relay.swallow(True)
-        with pytest.raises(PeerLost, match=r"p did not answer for 0\.\d s"):
+        with pytest.raises(PeerLost, match=r"p did not answer for \d+\.\d s"):
             await first_notice(session, "r")
         assert sessions.opened(hasty_pair.peer) is None
         assert sessions.has_failed(hasty_pair.peer), "no prefix is asked for there now"
