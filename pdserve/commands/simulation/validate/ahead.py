@@ -29,12 +29,15 @@ from pdserve.shared.errors import ConfigError
 
 MOST_MORE: Final = 1  # rates beyond those that were asked for
 
+PACE_S: Final = 1.0  # for which the idle cluster is looked at before and after each rate
+
 _CLOSE = 1.05
 _SEEDS: Final = range(3)  # simulations of a rate: their scatter differs, their requests do not
 _MORE_SEEDS: Final = range(5)  # of a rate that is measured
 _TIMES_TTFT = 3
 _SESSIONS_S = 20.0  # over which sessions arrive, if that is less than for as many to end as begin
-_START_S, _SIMULATED_S, _ANSWER_S = 10.0, 60.0, 5.0  # roughly, of one deployment, and of a run
+# Roughly, of one deployment; and of a run.
+_START_S, _SIMULATED_S, _ANSWER_S = 10.0, 60.0, 5.0 + PACE_S
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Ahead:
     @property
     def seconds(self) -> list[float]:
         """How long each rate will be measured."""
-        return [max(run.seconds for run in runs) for runs in self.predicted.values()]
+        return [PACE_S + max(run.seconds for run in runs) for runs in self.predicted.values()]
 
 
 def case_of(config: PredictionConfig, calibration: Calibration, question: Question) -> CompareCase:

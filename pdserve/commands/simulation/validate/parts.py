@@ -13,8 +13,8 @@ from pdserve.commands.simulation.total import Total
 from pdserve.measured.calibration import Calibration
 
 
-def alone_of(calibration: Calibration, recording: Recording) -> float | None:
-    """Return what steps beside which nothing ran took, over what was calibrated; None: too few."""
+def pace_of(calibration: Calibration, recording: Recording) -> float | None:
+    """Return what steps of an idle cluster took, over what was calibrated; None: too few."""
     found, alone = Found([], []), sort(recording)
     for region, costs in Machine.of(calibration).step_costs.items():
         found = found.and_then(Found.of(costs, alone.alone(region)))

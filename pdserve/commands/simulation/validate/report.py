@@ -86,6 +86,7 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
         for limit, what in (
             ("client's limit", "the load client is the limit, measured or predicted"),
             ("others' load", "processes of others had more than a tenth of the cores"),
+            ("another pace", "the idle cluster was more than a tenth off its calibrated pace"),
         ):
             if num_limited := limits.count(limit):
                 told.append(
@@ -95,12 +96,12 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
         return told
 
     def _said_machine(self) -> str:
-        alone = sorted(factor for row in self.rows for factor in row.alone if factor is not None)
-        if not alone:
+        paces = sorted(pace for row in self.rows for pace in row.pace if pace is not None)
+        if not paces:
             return "the machine may have been faster or slower than when it was calibrated"
         return (
-            f"steps beside which nothing ran took {statistics.median(alone):.2f} times as long as "
-            f"calibrated in the median, {alone[0]:.2f} to {alone[-1]:.2f}"
+            f"steps of idle clusters took {statistics.median(paces):.2f} times as long as "
+            f"calibrated in the median, {paces[0]:.2f} to {paces[-1]:.2f}"
         )
 
 
@@ -154,16 +155,16 @@ def table(report: PredictionReport) -> Table:
 def parts_table(report: PredictionReport) -> Table:
     """Where the time went, to see what is off: means, predicted / measured.
 
-    The last column is of steps beside which nothing ran: by how much the machine itself, or the
-    costs, differ from the calibration.
+    The last column is of steps of the idle cluster: by how much the machine itself, or the costs,
+    differ from the calibration.
     """
     made = Table(title="where the time goes: means in ms, predicted / measured")
     for column in ("load", "deployment", "rate", "queue", "prefill", "handoff", "decode",
-                   *(f"{region} step" for region in REGIONS), "alone"):  # fmt: skip
+                   *(f"{region} step" for region in REGIONS), "pace"):  # fmt: skip
         made.add_column(column, justify="left" if column in ("load", "deployment") else "right")
     for row in report.rows:
-        for number, (rate, predicted, measured, alone) in enumerate(
-            zip(row.rates, row.predicted_parts, row.measured_parts, row.alone, strict=True)
+        for number, (rate, predicted, measured, pace) in enumerate(
+            zip(row.rates, row.predicted_parts, row.measured_parts, row.pace, strict=True)
         ):
             made.add_row(
                 row.case if not number else "",
@@ -173,7 +174,7 @@ def parts_table(report: PredictionReport) -> Table:
                     f"{_ms(ours)} / {_ms(theirs)}"
                     for ours, theirs in zip(_means(predicted), _means(measured), strict=True)
                 ),
-                "-" if alone is None else f"x {alone:.2f}",
+                "-" if pace is None else f"x {pace:.2f}",
                 end_section=number + 1 == len(row.rates),
             )
     return made

@@ -13,6 +13,7 @@ from pdserve.commands.bench.load.slo_score import Score
 from pdserve.commands.simulation.predict.parts import Parts
 
 _OTHERS = 0.1  # share of the cores, from which on others' processes are what is measured
+_PACE = 0.1  # by which steps of the idle cluster are off, from which on it is another machine
 _SHARES = ("attainment", "attainment_low", "attainment_high")
 
 Kinds = Mapping[str, tuple[int, int]]
@@ -98,7 +99,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     measured_parts: list[Parts]
     client_kept_up: list[bool]  # measured and predicted; else this rate tells of the client
     others: list[float]  # share of the cores that processes of nobody here had meanwhile
-    alone: list[float | None]  # steps beside which nothing ran: measured over calibrated time
+    # Steps of the idle cluster before or after it, which are further off: measured over calibrated
+    # time. None: too few were measured.
+    pace: list[float | None]
     predicted_goodput: float
     measured_goodput: float | None  # None: not between the rates
 
@@ -111,8 +114,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def limits(self) -> list[str]:
         """What a rate tells of, if it is not the nodes; empty: it is."""
         return [
-            "client's limit" if not kept_up else "others' load" if share > _OTHERS else ""
-            for kept_up, share in zip(self.client_kept_up, self.others, strict=True)
+            "client's limit"
+            if not kept_up
+            else "others' load"
+            if share > _OTHERS
+            else "another pace"
+            if pace is not None and abs(pace - 1) > _PACE
+            else ""
+            for kept_up, share, pace in zip(
+                self.client_kept_up, self.others, self.pace, strict=True
+            )
         ]
 
     @property

@@ -20,7 +20,7 @@ from pdserve.commands.bench.compare.clusters import RunningServer, together
 from pdserve.commands.bench.compare.goodput import RatePoint, crossing
 from pdserve.commands.bench.compare.runner import drain_s
 from pdserve.commands.bench.cpu_time import busy_seconds, cpu_seconds
-from pdserve.commands.bench.load.open_loop import open_loop_client
+from pdserve.commands.bench.load.open_loop import OpenLoopClient, open_loop_client
 from pdserve.commands.bench.load.outcome import Percentiles, Promise
 from pdserve.commands.bench.load.scenarios import ScenarioName
 from pdserve.commands.bench.load.slo_score import Score, score
@@ -31,6 +31,7 @@ from pdserve.commands.cluster.scrape import scrape
 from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.commands.simulation.calibrate import run as calibrating
 from pdserve.commands.simulation.calibrate.config import CalibrateConfig
+from pdserve.commands.simulation.calibrate.drive import Driver
 from pdserve.commands.simulation.calibrate.samples import NodeReader
 from pdserve.commands.simulation.predict import deployment as simulated
 from pdserve.commands.simulation.predict.answer import load_calibration
@@ -45,6 +46,7 @@ from pdserve.commands.simulation.predict.parallel import in_parallel
 from pdserve.commands.simulation.predict.parts import Parts
 from pdserve.commands.simulation.validate.ahead import (
     MOST_MORE,
+    PACE_S,
     Ahead,
     Asked,
     ahead,
@@ -56,7 +58,7 @@ from pdserve.commands.simulation.validate.ahead import (
     simulated_runs,
 )
 from pdserve.commands.simulation.validate.config import PredictionConfig
-from pdserve.commands.simulation.validate.parts import alone_of, parts_of
+from pdserve.commands.simulation.validate.parts import pace_of, parts_of
 from pdserve.commands.simulation.validate.regret import regret_table, regrets_of
 from pdserve.commands.simulation.validate.report import PredictionReport, parts_table, table
 from pdserve.commands.simulation.validate.row import Figures, Row, known_of, points_of
@@ -77,9 +79,30 @@ class _Measured(NamedTuple):
 
     score: Score
     parts: Parts
-    alone: float | None
+    pace: float | None  # as `Row.pace`
     client_kept_up: bool
     others: float  # as `Row.others`
+
+
+class _Idle(NamedTuple):
+    """A cluster between two runs."""
+
+    driver: Driver
+    reader: NodeReader  # that has read it
+    calibration: Calibration
+
+    @classmethod
+    def of(cls, client: OpenLoopClient, reader: NodeReader, calibration: Calibration) -> _Idle:
+        """Return one that nobody else sends anything."""
+        kind = reader.kind
+        assert kind is not None
+        driver = Driver(client, kind.limits, kind.shape.block_size, seed=0)
+        return cls(driver, reader, calibration)
+
+    async def pace(self) -> float | None:
+        """Return what steps take now, one request at a time, over what was calibrated."""
+        await self.driver.prompts(PACE_S)
+        return pace_of(self.calibration, await self.reader.read())
 
 
 def run(config: PredictionConfig, setup: dict[str, object]) -> int:
@@ -213,7 +236,7 @@ def _row(config: PredictionConfig, rig: Rig, one: Ahead) -> Row:
             for of, runs in zip(found, predicted, strict=True)
         ],
         others=[of.others for of in found],
-        alone=[of.alone for of in found],
+        pace=[of.pace for of in found],
         predicted_goodput=one.goodput,
         measured_goodput=at if where == "crossing" else None,
     )
@@ -272,6 +295,8 @@ async def _measure(
         async with open_loop_client(running.url, model) as client:
             await client.run(case.workload.first(_WARM_UP), "warm-up", _WARM_UP_S)
             await reader.read()
+            idle = _Idle.of(client, reader, calibration)
+            pace = await idle.pace()
             while left:
                 rate = left.pop(0)
                 count = count_of(config, case, rate, promise)
@@ -285,18 +310,25 @@ async def _measure(
                 seconds = time.monotonic() - began_s
                 await server.settle()
                 recording.extend(await reader.read())
+                parts = parts_of(before, await scrape(front), recording)
+                earlier, pace = pace, await idle.pace()
                 scored = score(found.outcomes, promise, config.target)
                 lag_ms = Percentiles.of(found.lags_s).p99 or 0.0
                 measured[rate] = _Measured(
                     scored,
-                    parts_of(before, await scrape(front), recording),
-                    alone_of(calibration, recording),
+                    parts,
+                    _further(earlier, pace),
                     promise.is_measured(max(lag_ms, scored.late_ms.p99 or 0.0)),
                     max(0.0, by_others_s / (len(cores) * seconds)),
                 )
                 if not left and len(measured) < len(rates) + MOST_MORE:
                     left = beyond(_points(measured), config.target)
     return measured
+
+
+def _further(*paces: float | None) -> float | None:
+    """Return which one is further from 1; None: nothing is known."""
+    return max((one for one in paces if one), key=lambda pace: abs(pace - 1), default=None)
 
 
 def _points(measured: Mapping[float, _Measured]) -> list[RatePoint]:

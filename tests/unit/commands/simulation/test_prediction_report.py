@@ -61,7 +61,7 @@ REPORT = PredictionReport(
             measured_kinds=[{"turn": (93, 100)}, {"turn": (90, 100)}, {"turn": (81, 100)}],
             client_kept_up=[True, True, True],
             others=[0.0, 0.09, 0.02],
-            alone=[1.08, None, 0.95],
+            pace=[1.08, None, 0.95],
             predicted_parts=[parts(5.0), parts(5.5), parts(12.3)],
             measured_parts=[parts(6.0), parts(None), parts(6.6)],
             predicted_goodput=2.2,
@@ -102,6 +102,7 @@ def test_errors_below_the_knee_are_those_where_either_says_so() -> None:
     [
         ({"client_kept_up": [True, True, False]}, "client's limit", "the load client is the limit"),
         ({"others": [0.0, 0.0, 0.2]}, "others' load", "processes of others had more than a tenth"),
+        ({"pace": [1.0, None, 1.2]}, "another pace", "the idle cluster was more than a tenth off"),
     ],
 )
 def test_where_the_nodes_are_not_the_limit_nothing_is_compared(
@@ -255,7 +256,7 @@ def measured_row(
         measured_parts=[],
         client_kept_up=[True] * len(in_time),
         others=[0.0] * len(in_time),
-        alone=[],
+        pace=[None] * len(in_time),
         predicted_goodput=predicted_goodput,
         measured_goodput=None,
     )
