@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
@@ -40,15 +41,14 @@ def fork_ranks() -> None:
 
 def as_on_gpus() -> None:
     """Models are planned as for GPUs, where the ranks of a stage may be on several hosts."""
-    from pdserve.node import lives
-    from pdserve.node.start import draft, model
+    from pdserve.node.start import draft, known_plans, model
 
     def planned(config: NodeConfig, role: NodeRole) -> model.NodeModel:
         return replace(draft.plan_models(config, role), kernels=None)
 
     fork_ranks()
-    model.check_host_stages = lambda share: None
-    lives.plan_models = planned
+    patch.object(model, "check_host_stages").start()
+    patch.object(known_plans, "plan_models", planned).start()
 
 
 class GpuChild(ForkedChild):

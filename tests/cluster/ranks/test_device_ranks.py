@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
@@ -35,8 +36,8 @@ def as_on_gpus() -> None:
 
     Those of decode-0 are started as ever.
     """
-    from pdserve.node import lives
     from pdserve.node.device_ranks import start
+    from pdserve.node.start import known_plans
     from pdserve.node.start.draft import plan_models
     from pdserve.node.start.model import NodeModel
     from tests.forked_rank import begin_forking
@@ -51,7 +52,7 @@ def as_on_gpus() -> None:
         return replace(plan_models(config, role), kernels=None)
 
     assert python is start._python
-    lives.plan_models = planned
+    patch.object(known_plans, "plan_models", planned).start()
 
 
 class GpuChild(ForkedChild):
