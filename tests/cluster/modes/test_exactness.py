@@ -23,7 +23,7 @@ from tests.matrix import matrix
 BUDGET = 37
 BLOCK = 16
 # One token; around a block, a chunk, two chunks; both borders at once (592); several thousand.
-LENGTHS = [1, 2, 15, 16, 17, 37, 38, 48, 74, 75, 333, 592, 593, 3500]
+LENGTHS = [1, 16, 37, 75, 592], [2, 15, 17, 38, 48, 74, 333, 593, 3500]
 NUM_OUTPUT = 12
 
 SAMPLED: list[dict[str, Any]] = [
@@ -75,7 +75,7 @@ async def served(
         )
 
 
-@pytest.mark.parametrize("lengths", matrix([[1, 16, 37, 75, 592], LENGTHS], 1), ids=["few", "all"])
+@pytest.mark.parametrize("lengths", matrix(LENGTHS, 1), ids=["some", "others"])
 async def test_greedy_tokens_are_those_of_transformers(served: Served, lengths: list[int]) -> None:
     for length in lengths:
         prompt = make_prompt(length)
