@@ -6,19 +6,18 @@ every figure comes from `requests.jsonl`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from pdserve.commands.bench.compare.answers import run_at
 from pdserve.commands.bench.compare.comparison import FoundCrossing, mode_reports
 from pdserve.commands.bench.compare.config import Tuning
 from pdserve.commands.bench.compare.interference import compare_itl
 from pdserve.commands.bench.compare.report import CompareReport, ModeReport, ScenarioReport, Trial
 from pdserve.commands.bench.compare.runner import WARM_UP_RUN, RunRecord, rate_row, unloaded_of
-from pdserve.commands.bench.compare.sweep import SweepResult
+from pdserve.commands.bench.compare.sweep import WARM_UP, SweepResult
 from pdserve.commands.bench.load.outcome import Outcome
 from pdserve.commands.bench.load.slo_score import score
 from pdserve.shared.errors import ConfigError
@@ -71,11 +70,8 @@ def recomputed(report: CompareReport, records: Sequence[RunRecord]) -> CompareRe
                 result.interference[name] = compare_itl(*runs.outcomes(name, "quiet", "disturbed"))
             result.trials += [runs.trial(name, trial) for trial in mode.trials]
         warmed = {mode.mode: runs.of(mode.mode, WARM_UP_RUN)[-1:] for mode in former}
-        result.answers.add(
-            "the warm-up", {mode: run.outcomes for mode, last in warmed.items() for run in last}
-        )
-        for rate, said in runs.turns([mode.mode for mode in former]):
-            result.answers.add(run_at(rate), said)
+        result.said[WARM_UP] = {m: run.outcomes for m, last in warmed.items() for run in last}
+        result.said |= runs.turns([mode.mode for mode in former])
         found = FoundCrossing(scenario.target, scenario.seed, result)
         modes += mode_reports(found, scenario.name, idle, result)
         scenarios.append(_scenario_report(scenario, found, result, runs))
@@ -111,14 +107,13 @@ class _Runs:
         promise, target = self._scenario.promise, self._scenario.target
         return Trial(former.tuning, former.rate, score(runs[-1].outcomes, promise, target))
 
-    def turns(self, modes: Sequence[str]) -> Iterator[tuple[float, dict[str, list[Outcome]]]]:
-        """Yield each rate at which these modes had the same requests, with what they answered."""
-        turns: dict[tuple[float, int], dict[str, list[Outcome]]] = {}
+    def turns(self, modes: Sequence[str]) -> dict[tuple[float, int], dict[str, Sequence[Outcome]]]:
+        """Return what these modes answered to the same requests, as `SweepResult.said`."""
+        turns: dict[tuple[float, int], dict[str, Sequence[Outcome]]] = {}
         for run in self._records:
             if run.what == "rate" and run.mode in modes and not run.beside_itself:
                 turns.setdefault((run.rate or 0.0, run.turn), {})[run.mode] = run.outcomes
-        for (rate, _), said in turns.items():
-            yield rate, said
+        return turns
 
     def at(self, rate: float) -> list[Outcome]:
         """Return the outcomes of the first run of the modes at this rate."""

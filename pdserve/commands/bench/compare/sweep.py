@@ -22,6 +22,7 @@ from pdserve.commands.bench.load.outcome import Outcome, Promise
 from pdserve.commands.bench.load.slo_score import score
 from pdserve.shared.errors import ClusterError
 
+WARM_UP = (0.0, 0)  # as a rate and a turn
 _START = 0.6  # first rate, as a share of the best mode's capacity
 _TUNING = 0.7  # rate at which tunings are tried, as a share of it
 _CERTAIN = 1.15  # ratio of the ends of an interval of goodput that needs no further runs
@@ -39,12 +40,21 @@ class SweepResult:
     rows: dict[str, list[RateRow]] = field(default_factory=dict)
     again: dict[str, list[RateRow]] = field(default_factory=dict)  # of one of them, beside itself
     turns: dict[float, int] = field(default_factory=dict)  # rate |-> that of its first requests
-    answers: Answers = field(default_factory=Answers)
+    # Rate and turn |-> mode |-> what it answered to the same requests.
+    said: dict[tuple[float, int], dict[str, Sequence[Outcome]]] = field(default_factory=dict)
     stopped: str = "interrupted"  # why there are no more rates
 
     def runs(self, mode: str) -> list[RateRow]:
         """Return all runs of a mode."""
         return self.rows[mode] + self.again.get(mode, [])
+
+    @property
+    def answers(self) -> Answers:
+        """Whether modes gave the same ones."""
+        answers = Answers()
+        for run, outcomes in self.said.items():
+            answers.add("the warm-up" if run == WARM_UP else run_at(run[0]), outcomes)
+        return answers
 
     @property
     def spread(self) -> Spread:
@@ -74,6 +84,8 @@ class SweepResult:
         self.interference.pop(mode, None)
         self.rows.pop(mode, None)
         self.again.pop(mode, None)
+        for outcomes in self.said.values():
+            outcomes.pop(mode, None)
 
 
 class _Run(NamedTuple):
@@ -121,8 +133,7 @@ class Sweep:
                     runners[mode] = await self._experiment.begin(server, candidate, self._case)
                 except ClusterError as error:
                     self._experiment.fail(mode, error)
-            warmed = {mode: runner.warmed for mode, runner in runners.items()}
-            result.answers.add("the warm-up", warmed)
+            result.said[WARM_UP] = {mode: runner.warmed for mode, runner in runners.items()}
             await self._measure_rates(runners, result, until_s)
 
     async def _tune(self, trials: list[Trial]) -> None:
@@ -197,7 +208,6 @@ class Sweep:
             turn = 2 * number + 1
             order = [_Run(mode, rates[mode], turn) for mode in runners if mode in rates]
             order += [_Run(mode, rates[mode], turn + 1) for mode in result.again if mode in rates]
-            said: dict[float, dict[str, list[Outcome]]] = {}
             for run in order if number % 2 == 0 else reversed(order):
                 if run.mode not in runners:
                     continue  # it has just failed
@@ -205,22 +215,15 @@ class Sweep:
                 self._tell(f"{run.mode} at {run.rate:g}/s; {left_s:.0f} s left")
                 began_s = self._experiment.clock.now()
                 try:
-                    outcomes = await self._measure(runners[run.mode], run, result)
+                    await self._measure(runners[run.mode], run, result)
                 except ClusterError as error:
                     del runners[run.mode]
                     result.drop(run.mode)
                     self._experiment.fail(run.mode, error)
-                else:
-                    if run.turn == turn:
-                        said.setdefault(run.rate, {})[run.mode] = outcomes
                 tail_s = self._experiment.clock.now() - began_s - self._lasts_s(run.rate)
                 longest_tail_s = max(longest_tail_s, tail_s)
-            for rate, answers in said.items():
-                result.answers.add(run_at(rate), answers)
 
-    async def _measure(
-        self, runner: CandidateRunner, run: _Run, result: SweepResult
-    ) -> list[Outcome]:
+    async def _measure(self, runner: CandidateRunner, run: _Run, result: SweepResult) -> None:
         """Measure a mode at a rate, into `result`. Raises ClusterError as `settle`."""
         is_again = run.turn % 2 == 0
         requests = self._experiment.requests_at(self._case, run.rate, run.turn)
@@ -233,7 +236,9 @@ class Sweep:
         rows[run.mode].append(
             rate_row(record, self._idle[run.mode], self._promise, self._plan.target)
         )
-        return record.outcomes
+        if not is_again:
+            said = result.said.setdefault((run.rate, run.turn), {})
+            said[run.mode] = record.outcomes
 
     def _lasts_s(self, rate: float) -> float:
         """Return how long the requests of a run at this rate arrive."""

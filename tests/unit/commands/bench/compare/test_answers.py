@@ -12,9 +12,11 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from pdserve.commands.bench.compare.answers import Answers
+from pdserve.commands.bench.compare.config import Tuning
 from pdserve.commands.bench.compare.recompute import recomputed
 from pdserve.commands.bench.compare.runner import Candidate
 from pdserve.commands.bench.compare.shown.table import tables
+from pdserve.commands.bench.compare.sweep import WARM_UP, SweepResult
 from pdserve.commands.bench.load.completion_stream import read_stream
 from pdserve.commands.bench.load.outcome import Outcome
 from tests.fakes.server import Answer, Body, end, stream, token
@@ -128,9 +130,21 @@ async def test_other_tokens_of_the_same_text_are_told_of_the_warm_up() -> None:
     assert scenario.answers.differences[0].startswith("request 0 of the warm-up (")
 
 
+ENDED = Outcome(kind="chat", due_s=0.0, num_prompt=1, num_output=1, digest="a", format="fp_1")
+
+
+def test_what_a_mode_that_fails_has_answered_is_not_compared() -> None:
+    """As reports that are made again have it, which know of the others alone."""
+    result = SweepResult(Tuning(0))
+    result.said[WARM_UP] = {"a": [ENDED], "b": [ENDED], "fails": [ENDED]}
+    result.said[4.0, 1] = {"b": [ENDED], "fails": [ENDED]}
+    assert result.answers == Answers(num_compared=3)
+    result.drop("fails")
+    assert result.answers == Answers(num_compared=1)
+
+
 def test_what_did_not_end_is_not_compared() -> None:
-    ended = Outcome(kind="chat", due_s=0.0, num_prompt=1, num_output=1, digest="a", format="fp_1")
-    broken = Outcome(kind="chat", due_s=0.0, num_prompt=1, num_output=1)
+    ended, broken = ENDED, Outcome(kind="chat", due_s=0.0, num_prompt=1, num_output=1)
     answers = Answers()
     answers.add("a run", {"a": [broken, ended], "b": [ended, ended], "c": [ended, broken]})
     assert (answers.num_compared, answers.num_different) == (2, 0)
