@@ -220,7 +220,9 @@ class Agent:
         """Serve the parts here, and prepare to pull into them."""
         if self._exporter is not None:
             raise PeerLost("the node has begun already")
-        identity = KvIdentity(said.model_id, said.revision, said.layout, said.num_stages)
+        identity = KvIdentity(
+            said.model_id, said.revision, said.layout, said.num_stages, said.windows
+        )
         kinds = choose_kinds(said.transports, self._pool)
         system = SystemClock()
         self._exporter = exporter = Exporter(

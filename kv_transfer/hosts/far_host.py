@@ -113,6 +113,7 @@ class FarHost:
                 revision=identity.revision,
                 layout=identity.layout,
                 num_stages=identity.num_stages,
+                windows=identity.windows,
                 ticket_key=exported.ticket_key,
                 now_s=clock.now(),
                 transports=list(exported.transports),

@@ -24,6 +24,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     revision: str
     layout: KvLayout  # of all parts together
     num_stages: int
+    windows: tuple[int | None, ...]  # of the model's layers, in tokens; (): none has one
     ticket_key: bytes  # a secret
     now_s: float  # the node's clock
     transports: list[str]  # as the setting

@@ -38,7 +38,8 @@ from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import PeerLost, StaleTicket, TicketInvalid, TransferCancelled
 
 MODEL = KvLayout(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=KvDtype.BFLOAT16)
-IDENTITY = KvIdentity("a-model", "main", MODEL)
+WINDOWS = (None, 6, 6)  # so that checksums are of two groups of layers
+IDENTITY = KvIdentity("a-model", "main", MODEL, windows=WINDOWS)
 NUM_BLOCKS = 12
 FIRST, END = 3, 22  # tokens, neither at a block's border
 TABLE = [7, 4, 9, 0, 11, 6]  # request block |-> pool block
@@ -86,7 +87,7 @@ async def wide(
 ) -> AsyncIterator[Wide]:
     """A node with a part on each host, if there are several; all hosts are this process."""
     layouts = MODEL.parts(num_ranks, num_stages) if num_hosts > 1 else [MODEL]
-    identity = KvIdentity("a-model", "main", MODEL, num_stages)
+    identity = KvIdentity("a-model", "main", MODEL, num_stages, WINDOWS)
     here = [ExportedPool(NUM_BLOCKS, layout.block_bytes) for layout in layouts]
 
     def as_seen_by(host: int) -> ShardedPool:
