@@ -209,7 +209,7 @@ class Puller:
                         if not (box := _box_of(opened, strand, from_token)).is_empty
                     ]
                     pulls += [
-                        _far_pull(far, ticket, block_table, from_token, timeout_s)
+                        _far_pull(far, ticket, block_table, from_token, timeout_s, num_tokens)
                         for far in _far_links(link)
                     ]
                     pulled = _in_all(await together(pulls))
@@ -374,8 +374,9 @@ async def _far_pull(
     block_table: Sequence[int],
     from_token: int,
     timeout_s: float,
+    num_tokens: int | None,
 ) -> Moved:
-    pulled = await link.pull(ticket, block_table, from_token, timeout_s)
+    pulled = await link.pull(ticket, block_table, from_token, timeout_s, num_tokens)
     return Moved(pulled.num_bytes, pulled.read_s)
 
 

@@ -280,7 +280,7 @@ class Agent:
             raise TransferCancelled("the link is closed")
         table = _ids(said.block_table).tolist()
         pull = partial(self._begun[1].pull, link, said.ticket, table)
-        result = await pull(said.from_token, said.timeout_s)
+        result = await pull(said.from_token, said.timeout_s, num_tokens=said.num_tokens)
         return Pulled(result.bytes, result.read_s)
 
     # ---- generations ---------------------------------------------------------------------------

@@ -167,11 +167,14 @@ class FarHost:
         block_table: Sequence[int],
         from_token: int,
         timeout_s: float,
+        num_tokens: int | None,
     ) -> Pulled:
         """Pull the ticket's tokens from `from_token` on into the parts of this host."""
         table = np.asarray(block_table, np.int64).tobytes()
         return await self._ask(
-            lambda call: Pull(call, link, ticket, table, from_token, timeout_s), Pulled, timeout_s
+            lambda call: Pull(call, link, ticket, table, from_token, timeout_s, num_tokens),
+            Pulled,
+            timeout_s,
         )
 
     async def disconnect(self, link: int) -> None:
@@ -272,10 +275,17 @@ class FarLink:
         self._number = number
 
     async def pull(
-        self, ticket: bytes, block_table: Sequence[int], from_token: int, timeout_s: float
+        self,
+        ticket: bytes,
+        block_table: Sequence[int],
+        from_token: int,
+        timeout_s: float,
+        num_tokens: int | None,
     ) -> Pulled:
         """Pull the ticket's tokens from `from_token` on into the parts of this host."""
-        return await self._host.pull(self._number, ticket, block_table, from_token, timeout_s)
+        return await self._host.pull(
+            self._number, ticket, block_table, from_token, timeout_s, num_tokens
+        )
 
     async def close(self) -> None:
         """Have the host close its link."""

@@ -91,6 +91,7 @@ class Pull(msgspec.Struct, frozen=True, tag=True):
     block_table: bytes
     from_token: int
     timeout_s: float
+    num_tokens: int | None
 
 
 class Pulled(msgspec.Struct, frozen=True):

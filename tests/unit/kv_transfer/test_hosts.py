@@ -31,7 +31,7 @@ from kv_transfer.sharded_pool import ShardedPool, parts_here
 from kv_transfer.threads import wait_ended
 from kv_transfer.tier import CpuCopies, FileBlocks, HostTier
 from kv_transfer.transports.catalog import choose_kinds
-from pdserve.kv import KvDtype, KvLayout
+from pdserve.kv import KvDtype, KvLayout, need
 from pdserve.protocol import ExporterWelcome
 from pdserve.shared.addresses import split_address
 from pdserve.shared.clock import ManualClock
@@ -189,6 +189,9 @@ async def check_pull(source: Wide, destination: Wide) -> None:
             layers = slice(layout.first_layer, layout.end_layer)
             expected = blocks[:, layers, :, layout.first_kv_head : layout.end_kv_head]
             assert (destination.tokens(part, OTHER_TABLE) == expected).all(), part
+        pull = destination.puller.pull(link, ticket, OTHER_TABLE, 0, 30.0, num_tokens=END)
+        begins = [need.window_block(END, window or END, 4) * 4 for window in WINDOWS]
+        assert (await pull).bytes == sum(END - max(FIRST, begin) for begin in begins) * 2 * 2 * 16
         source.pool.bump(TABLE[2:3])
         with pytest.raises(StaleTicket):
             await destination.puller.pull(link, ticket, OTHER_TABLE, 0, 30.0)
