@@ -30,6 +30,7 @@ from tests.cluster.commands.ray_up import (
 from tests.cluster.fleet import fleet_config, poll
 
 __all__ = ["machines"]  # a fixture
+PLACED_S = 30.0  # within which Ray starts an actor for which it has room, however busy a machine is
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -68,7 +69,7 @@ async def test_a_port_that_is_taken_on_the_head_machine_is_told_also_from_outsid
 ) -> None:
     taken = int(up[2].rpartition(":")[2])
     config = fleet_config(tiny_checkpoint, on=f"ray://127.0.0.1:{machines.client_port}")
-    flags = as_flags(replace(config, port=taken))
+    flags = as_flags(replace(config, port=taken, start_s=STARTED_S))
     second = Up()
     end = await second.start(*flags).ended()
     assert (end.returncode, end.last_line) == (
@@ -82,9 +83,9 @@ async def test_what_ray_has_no_room_for_is_told(
     up: tuple[Up, Child, str], tiny_checkpoint: Path
 ) -> None:
     config = fleet_config(tiny_checkpoint, on="ray", decode=2)
-    end = await Up().start(*as_flags(replace(config, start_s=5.0))).ended()
+    end = await Up().start(*as_flags(replace(config, start_s=PLACED_S))).ended()
     assert end.returncode == 1
-    told = "no room for 3 nodes with 1 CPUs, .* within 5 s .*: it has 3 CPUs, .* and now 0 CPUs, "
+    told = "no room for 3 nodes with 1 CPUs, .* within 30 s .*: it has 3 CPUs, .* and now 0 CPUs, "
     assert re.search(told, end.last_line), end.last_line
 
 
