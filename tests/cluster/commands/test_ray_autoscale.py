@@ -36,7 +36,7 @@ async def test_a_cluster_that_sleeps_gives_its_machines_back_and_wakes_for_a_req
 ) -> None:
     sleepy = RoutingConfig(admission=False, sleep_after_s=0.5)
     config = fleet_config(tiny_checkpoint, on="ray", autoscale="0:1", routing=sleepy)
-    async with serving(config) as (up, _, url), Client(url) as client:
+    async with serving(config) as (up, _, url), Client(url, STARTED_S) as client:
         before = await client.complete(make_prompt(20), 4)
 
         async def gone() -> bool:
@@ -52,7 +52,7 @@ async def test_a_node_waits_on_standby_on_the_third_machine(
     machines: Machines, tiny_checkpoint: Path
 ) -> None:
     config = fleet_config(tiny_checkpoint, on="ray", autoscale="1:3", routing=RoutingConfig())
-    async with serving(config) as (up, _, url), Client(url) as client:
+    async with serving(config) as (up, _, url), Client(url, STARTED_S) as client:
         await up.told("prefill-1 is on standby")
         places = {machine_of(name) for name in ("prefill-0", "decode-0", "prefill-1")}
         assert places == set(machines.raylets)
