@@ -9,13 +9,14 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import numpy as np
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -42,6 +43,9 @@ LOSSES = (
     "transport_garbage",
     "recomputed_tokens",
 )
+MOST_OTHERS = 10.0  # percent of the cores; beyond, a rollout is not what is felt
+MOST_LONGER = 1.5  # the longest of a hundred gaps
+TPOT_GAPS = 30  # of an answer; the mean of fewer is one step's
 Span = tuple[float, float]
 pytestmark = [
     pytest.mark.long,
@@ -105,7 +109,7 @@ class Load:
 
     def __init__(self, url: str) -> None:
         self.outputs: list[tuple[int, Output]] = []
-        self.gaps: list[Span] = []  # between two tokens of a stream
+        self.arrivals: list[list[float]] = []  # of the tokens of each answer
         self._url = url
         self._is_over = False
         self._tasks = [asyncio.create_task(self._run(length)) for length in LENGTHS * 2]
@@ -125,19 +129,21 @@ class Load:
     async def _run(self, length: int) -> None:
         async with Client(self._url, PATIENT_S) as client:
             while not self._is_over:
-                self.outputs.append((length, await asked(client, length, self.gaps)))
+                output, arrivals = await asked(client, length)
+                self.outputs.append((length, output))
+                self.arrivals.append(arrivals)
                 await asyncio.sleep(AGAIN_S)  # others are to get on, too
 
 
-async def asked(client: Client, length: int, gaps: list[Span]) -> Output:
-    """One answer, from whichever coordinator is there; its gaps are added."""
+async def asked(client: Client, length: int) -> tuple[Output, list[float]]:
+    """One answer, from whichever coordinator is there, and when each of its tokens came."""
     deadline_s = monotonic() + PATIENT_S
     while True:
         try:
             async with client.stream(make_prompt(60, length), length) as stream:
-                output = await heard(stream, gaps)
+                output, arrivals = await heard(stream)
             if output.status != 503 or output.retry_after is None:
-                return output
+                return output, arrivals
             why: Any = output.error
         except aiohttp.ClientConnectionError as error:  # not of an answer that has begun
             why = error
@@ -145,41 +151,64 @@ async def asked(client: Client, length: int, gaps: list[Span]) -> Output:
         await asyncio.sleep(AGAIN_S)
 
 
-async def heard(stream: Stream, gaps: list[Span]) -> Output:
+async def heard(stream: Stream) -> tuple[Output, list[float]]:
     """A stream, to its end."""
-    output, last_s = stream.output, 0.0
-    while not output.is_done:
-        num_tokens = len(output.token_ids)
-        if not await stream.read_line():
-            break
-        if len(output.token_ids) > num_tokens:
-            now_s = monotonic()
-            gaps += [(last_s, now_s)] if num_tokens else []
-            last_s = now_s
-    return output
+    output, arrivals = stream.output, list[float]()
+    while not output.is_done and await stream.read_line():
+        arrivals += [monotonic()] * (len(output.token_ids) - len(arrivals))
+    return output, arrivals
 
 
-def told(gaps: Sequence[Span], rollout: Span, starts: Sequence[Span]) -> tuple[str, bool]:
-    """What streams felt of a rollout; whether 99 of 100 tokens were at most a step later.
+class Felt(NamedTuple):
+    """What streams felt in one part of a run."""
 
-    That step is one that is as slow as the slowest of a hundred. All processes share a few cores
-    here, also with one that starts, as they would not elsewhere: gaps in which one starts count
-    nowhere.
+    gaps_ms: list[float]  # between two messages with tokens
+    tpots_ms: list[float]  # of each answer that is long enough to have one
+
+    def __str__(self) -> str:
+        gap_ms, worst_gap_ms, tpot_ms, worst_tpot_ms = self.percentiles
+        return (
+            f"gaps p50/p99 (ms) {gap_ms:.1f}/{worst_gap_ms:.1f} of {len(self.gaps_ms)}, "
+            f"TPOT {tpot_ms:.1f}/{worst_tpot_ms:.1f} of {len(self.tpots_ms)}"
+        )
+
+    @property
+    def percentiles(self) -> tuple[float, float, float, float]:
+        """The 50th and the 99th of both."""
+        gaps, tpots = (np.percentile(each, (50, 99)).tolist() for each in self)
+        return *gaps, *tpots
+
+
+def felt(arrivals: Sequence[Sequence[float]], rollout: Span, starts: Sequence[Span]) -> list[Felt]:
+    """What streams felt without and with a rollout.
+
+    All processes share a few cores here, also with one that starts, as they would not elsewhere:
+    gaps in which one starts count nowhere.
     """
-    quiet_ms: list[float] = []
-    during_ms: list[float] = []
-    for begin_s, end_s in gaps:
-        if not any(overlap((begin_s, end_s), start) for start in starts):
-            of = during_ms if overlap((begin_s, end_s), rollout) else quiet_ms
-            of.append(1e3 * (end_s - begin_s))
-    (p50, p99), (p50_during, p99_during) = (
-        np.percentile(each, (50, 99)).tolist() for each in (quiet_ms, during_ms)
+    undisturbed, during = Felt([], []), Felt([], [])
+    for times in arrivals:
+        gaps = [gap for gap in pairwise(times) if not any(overlap(gap, start) for start in starts)]
+        for gap in (gap for gap in gaps if gap[0] < gap[1]):
+            of = during if overlap(gap, rollout) else undisturbed
+            of.gaps_ms.append(1e3 * (gap[1] - gap[0]))
+        if len(gaps) >= TPOT_GAPS:
+            of = during if overlap((times[0], times[-1]), rollout) else undisturbed
+            of.tpots_ms.append(1e3 * sum(end_s - begin_s for begin_s, end_s in gaps) / len(gaps))
+    return [undisturbed, during]
+
+
+def is_smooth(undisturbed: Felt, during: Felt) -> bool:
+    """Whether TPOT p99 is within a step, a usual gap, of what it is without a rollout.
+
+    And 99 of 100 gaps are at most half as long again: the longest of each answer is the first, in
+    which its KV moves.
+    """
+    gap_ms, worst_gap_ms, _, worst_tpot_ms = undisturbed.percentiles
+    _, worst_gap_during_ms, _, worst_tpot_during_ms = during.percentiles
+    return (
+        worst_tpot_during_ms <= worst_tpot_ms + gap_ms
+        and worst_gap_during_ms <= MOST_LONGER * worst_gap_ms
     )
-    words = (
-        f"gaps p50/p99 (ms): {p50:.1f}/{p99:.1f} of {len(quiet_ms)} undisturbed, "
-        f"{p50_during:.1f}/{p99_during:.1f} of {len(during_ms)} during the rollout"
-    )
-    return words, p99_during <= p99 + p99
 
 
 def overlap(first: Span, second: Span) -> bool:
@@ -201,10 +230,11 @@ async def test_a_build_is_rolled_out_under_load(
     digests = [await arithmetic_of(python) for python in (Path(sys.executable), python_of())]
     assert len({*digests}) == 1, f"kernels compute other bits since {EARLIER}: pin a later commit"
     config = fleet_config(tiny_checkpoint, prefill=2, decode=2, engine={"kernels": KERNELS})
+    others = psutil.cpu_percent(1.0)
     fleet = Mixed(replace(config, start_s=STARTED_S))
     async with running(fleet):
         async with Client(fleet.url, PATIENT_S) as client:
-            expected = {length: (await asked(client, length, [])).tokens for length in LENGTHS}
+            expected = {length: (await asked(client, length))[0].tokens for length in LENGTHS}
         load, starts, quiet = Load(fleet.url), [], len(order) * len(LENGTHS)
         await load.more(quiet)
         began_s = monotonic()
@@ -215,10 +245,14 @@ async def test_a_build_is_rolled_out_under_load(
         rollout = began_s, monotonic()
         await load.more(quiet)
         outputs = await load.end()
-    words, is_smooth = told(load.gaps, rollout, starts)
+    undisturbed, during = felt(load.arrivals, rollout, starts)
+    others = max(others, psutil.cpu_percent(1.0))
+    words = f"undisturbed: {undisturbed}; during the rollout: {during}"
+    if others > MOST_OTHERS:
+        words += f"; not judged: others have {others:.0f} % of the cores"
     with capsys.disabled():
         print(words)  # noqa: T201
-    assert is_smooth, words
+    assert others > MOST_OTHERS or is_smooth(undisturbed, during), words
     wrong = [(n, out) for n, out in outputs if out.error or out.tokens != expected[n]]
     assert not wrong, f"{len(wrong)} of {len(outputs)}: {wrong[0]}"
     assert {len(expected[length]) for length in LENGTHS} == {*LENGTHS}
