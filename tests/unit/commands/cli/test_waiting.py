@@ -1,9 +1,7 @@
 import asyncio
-import io
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from pdserve.commands.cli.starting.up_screen import UpScreen, waiting_text
 from pdserve.commands.cli.up import tell
@@ -37,18 +35,20 @@ def test_what_is_awaited_is_what_each_process_does():
     assert waiting_text(["prefill-0"], cluster(node("prefill-0"))) == ""
 
 
-async def test_it_is_told_again_and_again_until_all_are_ready():
-    written = io.StringIO()
-    screen = UpScreen(Console(file=written, width=200))
-    with screen.loading(NAMES) as bars:
-        telling = asyncio.create_task(tell(bars, "", 0.001))
-        while written.getvalue().count("decode-0 (importing)") < 3:
-            await asyncio.sleep(0)
-        telling.cancel()
-        bars.show(cluster(node("prefill-0"), node("decode-0")))
-        bars.tell(0)
-    assert "waiting for coordinator (importing)" in written.getvalue()
-    assert written.getvalue().splitlines()[-1].endswith("| ready")
+async def test_it_is_told_again_and_again_until_all_are_ready(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        screen = UpScreen(stderr=file.fileno())
+        with screen.loading(NAMES) as bars:
+            telling = asyncio.create_task(tell(bars, "", 0.001))
+            while log.read_text().count("decode-0 (importing)") < 3:
+                await asyncio.sleep(0)
+            telling.cancel()
+            bars.show(cluster(node("prefill-0"), node("decode-0")))
+            bars.tell(0)
+    assert "waiting for coordinator (importing)" in log.read_text()
+    assert log.read_text().splitlines()[-1].endswith("| ready")
 
 
 @pytest.mark.parametrize(("blobs", "total"), [({"a": 3, "b.x.incomplete": 4}, 7), ({"a": 3}, 0)])
