@@ -41,8 +41,11 @@ def run(
     )
     machine = Machine(usable_cores(config.engine.cpus), count_gpus())
     makes = begin_forking(command)
-    check(served, machine, screen.say)
-    return asyncio.run(_demo(config, served, screen, command, makes))
+    try:
+        check(served, machine, screen.say)
+        return asyncio.run(_demo(config, served, screen, command, makes))
+    finally:
+        screen.finish()
 
 
 async def _demo(
