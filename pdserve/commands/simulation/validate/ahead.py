@@ -29,7 +29,7 @@ from pdserve.shared.errors import ConfigError
 
 MOST_MORE: Final = 1  # rates beyond those that were asked for
 
-PACE_S: Final = 1.0  # for which the idle cluster is looked at before and after each rate
+PACE_S: Final = 2.0  # for which the idle cluster is looked at before and after each rate
 
 _CLOSE = 1.05
 _SEEDS: Final = range(3)  # simulations of a rate: their scatter differs, their requests do not
