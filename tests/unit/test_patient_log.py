@@ -94,6 +94,22 @@ def test_a_held_terminal_has_all_lines_when_it_is_released() -> None:
         os.close(terminal)
 
 
+def test_a_terminal_that_nobody_reads_holds_nobody_up() -> None:
+    """It is not held, but full in the middle of a line."""
+    reader, terminal = pty.openpty()
+    try:
+        log = PatientLog(terminal)
+        for _ in range(400):
+            log.write(LINE)
+        text = b""
+        while text.count(b"\n") < 400:
+            text += os.read(reader, 1 << 16)
+        assert text.decode() == 400 * LINE.replace("\n", "\r\n")
+    finally:
+        os.close(reader)
+        os.close(terminal)
+
+
 def test_logging_writes_to_it(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("wb") as file:

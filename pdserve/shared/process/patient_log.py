@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from typing import Final
 
 MOST_BYTES: Final = 1 << 20  # that are kept meanwhile
 _AT_ONCE: Final = select.PIPE_BUF  # what a pipe takes without waiting if it takes anything
+_AGAIN_S: Final = 0.05  # a terminal may take something, and not what comes next
 
 
 class PatientLog:
@@ -24,11 +26,11 @@ class PatientLog:
     encoding = "utf-8"
 
     def __init__(self, fd: int) -> None:
-        self._fd = fd
+        self._fd = _own(fd)
         self._kept = bytearray()
         self._num_lost = 0  # lines, since anything was written
         self._lock = threading.Lock()
-        self._poll = _polled(fd)
+        self._poll = _polled(self._fd)
         self._waiting: threading.Thread | None = None
 
     def isatty(self) -> bool:
@@ -67,6 +69,8 @@ class PatientLog:
                 return True
             try:
                 num_written = os.write(self._fd, self._kept[:_AT_ONCE])
+            except BlockingIOError:
+                return True
             except OSError:  # a full disk, or nobody will ever read it
                 return False
             del self._kept[:num_written]
@@ -82,9 +86,25 @@ class PatientLog:
         while True:
             until_taken.poll()  # for as long as it takes: nothing waits for this thread
             with self._lock:
+                before = len(self._kept)
                 if not self._write():
                     self._waiting = None
                     return
+                is_stuck = len(self._kept) == before
+            if is_stuck:
+                time.sleep(_AGAIN_S)
+
+
+def _own(fd: int) -> int:
+    """Return a descriptor of the same terminal that never waits; of anything else, the same.
+
+    A terminal may take one byte of a write and wait for who reads before it takes the others. Who
+    else has this descriptor, a shell, say, expects it to wait.
+    """
+    try:
+        return os.open(os.ttyname(fd), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:  # it is none, or has no name here
+        return fd
 
 
 def _polled(fd: int) -> select.poll:

@@ -82,6 +82,14 @@ def points_of(rates: Iterable[tuple[float, Kinds, bool]]) -> list[RatePoint]:
     return [RatePoint(*point) for point in known or [(rate, kinds) for rate, kinds, _ in found]]
 
 
+def _limit(kept_up: bool, others: float, pace: float | None) -> str:
+    if not kept_up:
+        return "client's limit"
+    if others > _OTHERS:
+        return "others' load"
+    return "another pace" if pace is not None and abs(pace - 1) > _PACE else ""
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One deployment under one load, at several rates."""
 
@@ -113,18 +121,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def limits(self) -> list[str]:
         """What a rate tells of, if it is not the nodes; empty: it is."""
-        return [
-            "client's limit"
-            if not kept_up
-            else "others' load"
-            if share > _OTHERS
-            else "another pace"
-            if pace is not None and abs(pace - 1) > _PACE
-            else ""
-            for kept_up, share, pace in zip(
-                self.client_kept_up, self.others, self.pace, strict=True
-            )
-        ]
+        return [*map(_limit, self.client_kept_up, self.others, self.pace)]
 
     @property
     def goodput_error(self) -> float | None:
