@@ -18,7 +18,7 @@ from coordinator.models.model import Catalog, make_model
 from coordinator.text import ChatTemplate, Tokenizer
 from pdserve._native import TokenRun, add_tokens
 from pdserve.protocol import FinishReason, PromptLogprobs, TokenEvent, TokenLogprobs
-from pdserve.protocol.status import ClusterStatus, NodeStatus, RoleName
+from pdserve.protocol.status import ClusterStatus, NodeStatus
 from pdserve.shared.errors import RequestCancelled
 from tests.unit.coordinator.text import made_tokenizers as made
 
@@ -265,27 +265,6 @@ def waits_for(gate: asyncio.Event) -> FakeGenerator:
         return [Tokens(ids), Pause(until=gate), *rest(request)]
 
     return FakeGenerator(script)
-
-
-def node_status(node_id: str, role: RoleName) -> NodeStatus:
-    """A node that has nothing to do."""
-    return NodeStatus(
-        node_id=node_id,
-        role=role,
-        state="ready",
-        loading_progress=1.0,
-        incarnation="1",
-        session_address=f"{node_id}:1",
-        metrics_address=f"{node_id}:2",
-        num_blocks=100,
-        free_blocks=100,
-        cached_blocks=0,
-        pinned_blocks=0,
-        queued_tokens=0,
-        running_requests=0,
-        waiting_requests=0,
-        step_time_ms=0.0,
-    )
 
 
 def tiny_catalog() -> Catalog:

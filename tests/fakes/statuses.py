@@ -16,8 +16,8 @@ _READY = NodeStatus(
     incarnation="1",
     session_address="",
     metrics_address="",
-    num_blocks=1,
-    free_blocks=1,
+    num_blocks=100,
+    free_blocks=100,
     cached_blocks=0,
     pinned_blocks=0,
     queued_tokens=0,
@@ -29,4 +29,5 @@ _READY = NodeStatus(
 
 def node_status(node_id: str, role: RoleName, **changes: Any) -> NodeStatus:
     """A node that is ready and idle, but for these fields."""
-    return replace(_READY, node_id=node_id, role=role, **changes)
+    addresses = {"session_address": f"{node_id}:1", "metrics_address": f"{node_id}:2"}
+    return replace(_READY, node_id=node_id, role=role, **(addresses | changes))

@@ -9,7 +9,7 @@ from pdserve.settings.config import CheckpointConfig, EngineConfig
 from pdserve.settings.flags import config_from
 from pdserve.settings.timeouts import Timeouts
 from pdserve.shared.errors import ConfigError
-from tests.fakes.generator import node_status
+from tests.fakes.statuses import node_status
 
 
 def plan(config: ClusterConfig, machine: Machine | None = None):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import openai
 
 from pdserve.protocol.status import read_status
-from tests.fakes.generator import MODEL, FakeGenerator, node_status
+from tests.fakes.generator import MODEL, FakeGenerator
+from tests.fakes.statuses import node_status
 from tests.unit.coordinator.api.harness import served
 
 

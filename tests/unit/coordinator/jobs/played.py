@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.fakes.generator import FakeGenerator, Script, node_status, says
+from tests.fakes.generator import FakeGenerator, Script, says
+from tests.fakes.statuses import node_status
 
 
 def cluster(script: Script | None = None) -> FakeGenerator:

@@ -44,9 +44,10 @@ from pdserve.shared.clock import ManualClock
 from pdserve.shared.errors import ConfigError, ModelNotFound, PdserveError, TokenizerError
 from pdserve.shared.slo import parse_slo_classes
 from tests.checkpoints import make_checkpoint
-from tests.fakes.generator import FakeGenerator, node_status, tiny_tokenizer
+from tests.fakes.generator import FakeGenerator, tiny_tokenizer
 from tests.fakes.hellos import node_hello
 from tests.fakes.members import join, report, said_to
+from tests.fakes.statuses import node_status
 from tests.unit.coordinator.api.harness import served as api_of
 
 FILE = """

@@ -37,11 +37,8 @@ from pdserve.protocol import Slo
 from pdserve.protocol.status import ClusterStatus, RoleName
 from pdserve.settings.access import hash_key
 from pdserve.shared.clock import ManualClock
-from tests.fakes.generator import (
-    MODEL,
-    node_status,
-    tiny_catalog,
-)
+from tests.fakes.generator import MODEL, tiny_catalog
+from tests.fakes.statuses import node_status
 
 KV_USED: dict[RoleName, float] = {"prefill": 0.0, "decode": 0.75}
 
