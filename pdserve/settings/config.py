@@ -350,9 +350,10 @@ class NodeConfig(ConfigStruct, frozen=True):
     timeouts: NodeTimeouts = NodeTimeouts()
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which becomes a ConfigError, if an address cannot be reached."""
+        """Raise ValueError, which becomes a ConfigError, where settings contradict each other."""
         check_own_host(self.host, self.advertise)
         check_addresses(self.coordinators)
+        self.prefix.check_used(prefix_cache=self.engine.prefix_cache)
 
 
 class RoutingConfig(ConfigStruct, frozen=True):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from pdserve.settings.struct import ConfigStruct, Size
+from pdserve.settings.values import parse_bytes
 
 PrefixPull = Literal["auto", "always", "never"]
 
@@ -35,3 +36,12 @@ class PrefixConfig(ConfigStruct, frozen=True):
     kv_store_quota: Annotated[Size, Meta(description="most of a tenant in it; 0: a fair share")] = (
         "0"
     )
+
+    def check_used(self, *, prefix_cache: bool) -> None:
+        """Raise ValueError if prefixes are to be kept that nobody evicts."""
+        is_kept = self.kv_store or parse_bytes(self.tier_memory) > 0
+        if is_kept and not prefix_cache:
+            raise ValueError(
+                "tier_memory and kv_store are for evicted prefixes, and without prefix_cache there "
+                "are none: leave one of the two options out"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from pdserve.commands.cluster.plan import COORDINATOR, Machine
 from pdserve.commands.cluster.restarts import Restarts
 from pdserve.commands.cluster.supervisor import OWN_COMMAND, Cluster
 from pdserve.model_files.gguf.model import forget_files
+from pdserve.settings.access import API_KEY_VARIABLE
 from pdserve.shared.process.collector import freeze_loaded_objects, pause_collector
 from pdserve.shared.process.exit_codes import FAILED, FORCED, OK
 from pdserve.shared.process.signals import StopSignals
@@ -98,7 +100,9 @@ async def _start(cluster: Cluster, screen: UpScreen, config: ClusterConfig) -> N
         screen.say(cluster.warning)
     await wait_ready(cluster, screen)
     status = await cluster.status()
-    screen.invite(invitation(cluster.url, status, has_page=config.access.page))
+    access = config.access
+    needs_key = bool(os.environ.get(API_KEY_VARIABLE) or access.key_file)
+    screen.invite(invitation(cluster.url, status, has_page=access.page, needs_key=needs_key))
     forget_files()
     freeze_loaded_objects()
 

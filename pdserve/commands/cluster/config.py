@@ -98,6 +98,7 @@ class ClusterConfig(ConfigStruct, frozen=True):
         if self.on not in ("", "ray") and not self.on.startswith("ray://"):
             raise ValueError(f"on: {self.on!r} must be ray, ray://HOST:PORT or empty")
         check_router(self.routing.router, self.mode)
+        self.prefix.check_used(prefix_cache=self.engine.prefix_cache)
         if self.engine.is_by_role and self.mode != "disaggregated":
             raise ValueError(
                 "engine.prefill_quantization is for mode disaggregated: with mode "

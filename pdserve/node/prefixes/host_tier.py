@@ -71,17 +71,12 @@ def make_tier_blocks(
     so this must not run on the event loop.
 
     Raises:
-        ConfigError: it is smaller than a block, would never be used, or is in no directory.
+        ConfigError: it is smaller than a block, or is in no directory.
     """
     prefix, sizes = config.prefix, model.part_sizes
     budget_bytes = parse_bytes(prefix.tier_memory) or (ABOVE_STORE if prefix.kv_store else 0)
     if budget_bytes == 0:
         return None
-    if not config.engine.prefix_cache:
-        raise ConfigError(
-            "tier_memory and kv_store are for evicted prefixes, and without prefix_cache there are "
-            "none: leave one of the two options out"
-        )
     if prefix.kv_store and config.engine.rank_hosts and model.device.type != "cpu":
         raise ConfigError(
             f"kv_store {prefix.kv_store!r}: this host has only some of the KV, as rank_hosts have "

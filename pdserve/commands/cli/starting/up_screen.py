@@ -18,6 +18,7 @@ from rich.text import Text
 from pdserve.commands.cluster.child import reported_error
 from pdserve.commands.cluster.plan import COORDINATOR
 from pdserve.protocol.status import ClusterStatus, NodeStatus
+from pdserve.settings.access import API_KEY_VARIABLE
 from pdserve.shared.process.patient_log import PatientLog
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
@@ -119,8 +120,10 @@ class LoadingBars:
             )
 
 
-def invitation(url: str, status: ClusterStatus, *, has_page: bool = False) -> str:
-    """The cluster's address, that of its page, and an example request."""
+def invitation(
+    url: str, status: ClusterStatus, *, has_page: bool = False, needs_key: bool = False
+) -> str:
+    """The cluster's address, that of its page, and an example request, which shows no key."""
     body = json.dumps(
         {
             "model": status.models[0].name if status.models else status.model,
@@ -130,9 +133,10 @@ def invitation(url: str, status: ClusterStatus, *, has_page: bool = False) -> st
         }
     )
     page = f", watch it at {url}/" if has_page else ""
+    key = f'-H "Authorization: Bearer ${API_KEY_VARIABLE}" ' if needs_key else ""
     return (
         f"{status.model} is served at {url} ({status.mode}){page}; try\n\n"
-        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' "
+        f"curl -N {url}/v1/chat/completions {key}-H 'Content-Type: application/json' "
         f"-d {shlex.quote(body)}\n"
     )
 

@@ -13,6 +13,7 @@ from pdserve.commands.cluster.child import Exit, ExitSink, LineSink, Process
 from pdserve.shared.process.exit_codes import FAILED
 
 _KILLED_S = 10.0  # for an actor to tell the end of a process that was killed
+_PLACED_S = 10.0  # after which an actor without a machine is told of
 
 
 class ActorProcess(Process):
@@ -54,13 +55,20 @@ class ActorProcess(Process):
     async def _run(self) -> None:
         try:
             argv = await self._command_line()
-            self._pid = await answer(self._actor.start.remote(self.name, argv))
+            asks = asyncio.get_running_loop().call_later(_PLACED_S, self._tell_no_room)
+            try:
+                self._pid = await answer(self._actor.start.remote(self.name, argv))
+            finally:
+                asks.cancel()
             while self.is_running:
                 for event in await answer(self._actor.events.remote()):
                     self._take(event)
         except RayError as error:  # its actor, or all of Ray, is gone
             told = " ".join(str(error).split())
             self._finish(Exit(self.name, self._pid, FAILED, f"Ray has lost its actor: {told}"))
+
+    def _tell_no_room(self) -> None:
+        self._on_line(self.name, "waits for a machine of Ray's that has room: none has, or not yet")
 
     def _give_up(self, number: int) -> None:
         if self.is_running:

@@ -74,6 +74,11 @@ def test_what_would_start_passes():
         ({"access": {"https_dir": "/no"}}, ConfigError, "access.https_dir: tls.crt"),
         ({"host": "0.0.0.0"}, ConfigError, "without API keys, everyone"),
         ({"access": {"usage_db": "/dev/null/u"}}, ConfigError, "cannot keep usage in /dev/null/u"),
+        (
+            {"prefix": {"tier_memory": "1GiB"}, "engine": {"prefix_cache": False}},
+            ConfigError,
+            "without prefix_cache",
+        ),
         ({"prefix": {"kv_store": "/dev/null/s"}}, ConfigError, "kv_store '/dev/null/s' cannot be"),
         ({"prefix": {"kv_store": "s3://b/p"}}, ConfigError, "has no end: say kv_store_size"),
         ({"prefix": {"kv_store": "https://b/p"}}, ConfigError, "'https://b/p' cannot be written"),

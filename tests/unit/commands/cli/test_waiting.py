@@ -1,9 +1,10 @@
 import asyncio
+import shlex
 
 import pytest
 from msgspec.structs import replace
 
-from pdserve.commands.cli.starting.up_screen import UpScreen, waiting_text
+from pdserve.commands.cli.starting.up_screen import UpScreen, invitation, waiting_text
 from pdserve.commands.cli.up import tell
 from pdserve.model_files.hub import downloaded_bytes
 from pdserve.protocol.status import ClusterStatus, NodeStatus
@@ -33,6 +34,14 @@ def test_what_is_awaited_is_what_each_process_does():
     measuring = cluster(node("prefill-0", state="loading", loading_progress=1.0))
     assert waiting_text(["prefill-0"], measuring) == "waiting for prefill-0 (measuring its steps)"
     assert waiting_text(["prefill-0"], cluster(node("prefill-0"))) == ""
+
+
+@pytest.mark.parametrize("needs_key", [False, True])
+def test_the_example_has_a_key_where_one_is_needed_and_does_not_show_it(needs_key):
+    *_, command = invitation("http://h:8000", HEALTHY, needs_key=needs_key).strip().splitlines()
+    words = shlex.split(command)
+    assert words[:3] == ["curl", "-N", "http://h:8000/v1/chat/completions"]
+    assert ("Authorization: Bearer $PDSERVE_API_KEY" in words) == needs_key
 
 
 async def test_it_is_told_again_and_again_until_all_are_ready(tmp_path, monkeypatch):

@@ -265,11 +265,10 @@ async def test_a_block_that_the_tier_lost_meanwhile_is_not_published(node: Prefi
     assert tier.statistics.stale == 1
 
 
-def make_blocks(prefix: PrefixConfig, *, prefix_cache: bool = True) -> TierBlocks | None:
+def make_blocks(prefix: PrefixConfig) -> TierBlocks | None:
     layout, device = make_layout(), torch.device("cpu")
     model = replace(plan_model(NodeConfig()), layout=layout, device=device)
-    engine = EngineConfig(prefix_cache=prefix_cache)
-    return make_tier_blocks(NodeConfig(prefix=prefix, engine=engine), model)
+    return make_tier_blocks(NodeConfig(prefix=prefix), model)
 
 
 def test_the_tier_is_as_large_as_the_config_says() -> None:
@@ -293,6 +292,8 @@ def test_without_room_for_its_tier_a_node_does_without(
 
 
 def test_a_tier_that_could_never_be_filled_is_refused() -> None:
-    assert make_blocks(PrefixConfig(), prefix_cache=False) is None
-    with pytest.raises(ConfigError, match="without prefix_cache"):
-        make_blocks(PrefixConfig(tier_memory="1MiB"), prefix_cache=False)
+    without = EngineConfig(prefix_cache=False)
+    NodeConfig(engine=without)
+    for prefix in (PrefixConfig(tier_memory="1MiB"), PrefixConfig(kv_store="/tmp/kv")):
+        with pytest.raises(ValueError, match="without prefix_cache"):
+            NodeConfig(engine=without, prefix=prefix)

@@ -206,7 +206,7 @@ async def test_only_a_lost_host_of_the_node_makes_it_unavailable(
     pair.announcer.fault = PeerLost("of something else")
     # gRPC knows no status where a ping was on its way: findings/grpcio-status-lost-in-a-write.sh.
     async with session.subscribed("r") as subscription, asyncio.timeout(30):
-        with pytest.raises(PeerLost, match="UNKNOWN|INTERNAL Internal error from Core"):
+        with pytest.raises(PeerLost, match=r"UNKNOWN|INTERNAL Internal error from Core"):
             await subscription.renew()
 
 
