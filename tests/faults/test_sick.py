@@ -7,7 +7,7 @@ import ctypes
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 import aiohttp
@@ -21,6 +21,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from pdserve.engine.model_runner import ModelStep
 from pdserve.node import engine_watch
 from pdserve.shared.process.exit_codes import SICK
+from pdserve.wire.outbox import running
 from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import HEARD_S, Fleet, fleet_config
 from tests.cluster.forked import ForkedChild
@@ -75,6 +76,16 @@ async def pair(tiny_checkpoint: Path) -> AsyncIterator[Fleet]:
         await fleet.kill()
 
 
+def kept_busy(client: Client) -> AbstractAsyncContextManager[None]:
+    """Both nodes have steps, although the streams may have ended before a signal is there."""
+
+    async def ask(seed: int) -> None:
+        while True:
+            await client.complete(make_prompt(30, seed), STREAMED)
+
+    return running(*(ask(10 + i) for i in range(4)))
+
+
 async def sick_nodes(fleet: Fleet) -> dict[str, float]:
     """How many the coordinator has counted, by reason."""
     async with aiohttp.ClientSession() as session, session.get(f"{fleet.url}/metrics") as response:
@@ -124,7 +135,7 @@ async def test_it_says_so_and_ends_and_is_let_in_again(
         outputs = await asyncio.gather(*(stream.reached(3) for stream in streams))
         assert {output.decode_node for output in outputs} == set(pair.node_names)
         pair.send_signal("decode-0", asked)
-        async with asyncio.timeout(HEARD_S):
+        async with kept_busy(client), asyncio.timeout(HEARD_S):
             end = await pair.next_exit()
         assert (end.name, end.returncode) == ("decode-0", SICK)
         assert end.last_line.startswith(f"{reason}: "), end
@@ -156,7 +167,7 @@ async def test_a_step_that_holds_the_interpreter_ends_its_node(pair: Fleet) -> N
         streams = [Follower(client, make_prompt(30, i), STREAMED) for i in range(4)]
         await asyncio.gather(*(stream.reached(3) for stream in streams))
         pair.send_signal("decode-0", HOLD)
-        async with asyncio.timeout(HEARD_S):
+        async with kept_busy(client), asyncio.timeout(HEARD_S):
             end = await pair.next_exit()
         assert (end.name, end.returncode) == ("decode-0", SICK)
         assert end.last_line.startswith("engine_stuck: "), end

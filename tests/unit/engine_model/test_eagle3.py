@@ -127,7 +127,8 @@ def test_decoders_copy_out_what_transformers_has_before_a_layer(
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     expected = torch.stack([states[0][0], states[2][0], states[2][0]], dim=1)
-    torch.testing.assert_close(taps.out, expected[[4, 22]], atol=1e-4, rtol=1e-4)
+    rounded = 1e-5 * expected.abs().max().item()  # values of 125 are among them
+    torch.testing.assert_close(taps.out, expected[[4, 22]], atol=rounded, rtol=1e-4)
 
 
 @torch.inference_mode()
