@@ -31,8 +31,10 @@ from pdserve.settings.config import Mode, PolicyConfig
 MARGIN: Final = 0.95
 OTHERS: Final[tuple[Mode, ...]] = ("disaggregated", "colocated")
 MODES: Final[tuple[Mode, ...]] = (*OTHERS, "adaptive")
-REQUESTS: Final = 260
+REQUESTS: Final = 260  # of a run, at least
+RUN_S: Final = 20.0  # of arrivals, at least: many times what a request takes
 SEEDS: Final = 3, 8  # at least, and at most
+START: Final = 16  # share of the capacity by arithmetic: runs below a goodput are cheaper
 CLOSE: Final = 1.05  # factor between the two rates around a goodput
 # Student's t at 99 %, by the number of seeds: with a handful of looks, at most one answer in 20 is
 # wrong (Pocock, 1977).
@@ -86,13 +88,14 @@ class Case:
 
         def runs_at(rate: float) -> list[Result]:
             case = self.question.case(self.rig.calibration, seed)
-            count = case.count_at(rate, self.question.count)
+            count = case.count_at(rate, self.question.count, RUN_S)
             return [run(self.rig, self.of(mode), case, rate, count, self.promise, seed)]
 
         number = self.shape.prefill + self.shape.decode
-        start = self.starts.get(mode) or capacity(self.rig.calibration, self.question, number) / 2
+        most = capacity(self.rig.calibration, self.question, number)
+        start = self.starts.get(mode) or most / START
         found = find_goodput(runs_at, start, self.rig.target, CLOSE).goodput.rate
-        self.starts[mode] = found or start / 2
+        self.starts[mode] = found or start / START
         return found
 
 
