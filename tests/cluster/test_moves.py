@@ -15,13 +15,13 @@ from tests.cluster.client import Client, Follower
 from tests.cluster.fleet import Fleet, fleet_config, running
 from tests.matrix import matrix
 
-STREAMED = 1000
+STREAMED = 2000
 KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"logprobs": 3},
     {"temperature": 1.0, "seed": 7, "top_p": 0.9, "logprobs": 2},
     {"presence_penalty": 0.5, "frequency_penalty": 0.3, "temperature": 0.7, "seed": 3},
-    {"guided_regex": "([a-m]{10}-){100}", "ignore_eos": False},
+    {"guided_regex": "([a-m]{10}-){200}", "ignore_eos": False},
 )
 LENGTHS = (3, 16, 333)  # of prompts: less than a block, one, and many
 ALL = [(make_prompt(length), kind) for length in LENGTHS for kind in KINDS]

@@ -20,7 +20,7 @@ from tests.cluster.fleet import HEARD_S, Fleet, fleet_config, poll, running
 from tests.cluster.forked import ForkedChild
 from tests.matrix import matrix
 
-STREAMED = 1000
+STREAMED = 2500
 LONG = 12_000
 
 
