@@ -33,11 +33,11 @@ def test_one_prompt_of_ones_own(fake_command, capsys):
 
 
 @pytest.mark.long
-def test_a_cluster_that_does_not_start_shows_what_its_processes_wrote(fake_command, capsys):
+def test_a_cluster_that_does_not_start_shows_what_its_processes_wrote(fake_command, capfd):
     config = DemoConfig(checkpoint=CheckpointConfig(model="bad"), deadline_s=30.0)
     with pytest.raises(StartFailed, match="no checkpoint at bad"):
         demo.run(config, fake_command, unchecked)
-    assert "coordinator | the fake coordinator listens" in capsys.readouterr().err
+    assert "coordinator | the fake coordinator listens" in capfd.readouterr().err
 
 
 @pytest.mark.long
