@@ -64,6 +64,8 @@ class LaunchedStep(Protocol):
     def can_be_followed(self) -> bool:
         """Whether `prepare_next` of a step of as many rows would work. Asked once it is launched.
 
+        Not behind drafts: how many tokens they bring is known at the end only.
+
         To plan a step has effects, such as what it is charged for, so it is not tried in vain.
         """
         ...

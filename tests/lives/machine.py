@@ -149,7 +149,11 @@ class LifeStep:
     progress: LayerProgress | None
     before: LifeStep | None = None
     sampled: list[SampledToken | None] | None = None
-    can_be_followed: bool = True
+
+    @property
+    def can_be_followed(self) -> bool:
+        """As of a model's: how many tokens a row with drafts gets is known at its end only."""
+        return not any(row.num_drafts for row in self.rows)
 
     def __call__(self) -> list[SampledToken | None]:
         self.launch()

@@ -150,7 +150,7 @@ BUGS = {
         also=Bug(Adapters, "begin", "self.known.of_digest(version.digest) is None", "False"),
     ),
     "an aLoRA's blocks are those of the model": Bug(
-        Prompt, "_chain", "_turned(parent, self._turn)", "parent", 40
+        Prompt, "_chain", "_turned(parent, self._turn)", "parent", 160
     ),
     "an aLoRA computes what is before its invocation": Bug(
         Version, "adapt", "adapted_from=begin", "adapted_from=0", 40
