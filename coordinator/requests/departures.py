@@ -66,6 +66,8 @@ class Departures:
                 error = lost(running.has_token_one)
                 self._resumes.interrupted(running, error, reason, failure)
             # Otherwise the decode node has all the KV it needs, or will fail its leg itself.
+        if failure:
+            self._resumes.failed(member)
         if num_interrupted:
             log.warning("%d requests of %s go on elsewhere", num_interrupted, member.node_id)
 

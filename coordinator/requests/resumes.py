@@ -63,6 +63,7 @@ class _Trouble:
     waits_since_s: float = 0.0  # for a node
     not_before_s: float = 0.0  # when it is sent again, at the earliest
     failures: set[str] = field(default_factory=set)  # which nodes have failed that had it
+    left: str = ""  # the incarnation of the node that computed it last
     tried_at: int = 0  # number of failures when it was tried alone; 0: it was not
 
     @property
@@ -136,11 +137,14 @@ class Resumes:
         assert running.dispatch is not None
         request_id, slo = running.request_id, running.dispatch.slo
         revision = running.dispatch.booking.placement.revision
+        had_token_one = running.has_token_one
+        computed = running.dispatch.decode if had_token_one else running.dispatch.computes_prompt
         self._metrics.revision_requests.labels(revision, reason).inc()
         self._dispatcher.withdraw(running, error.message)
         self._metrics.interruptions.labels(reason=reason).inc()
         trouble = self._trouble_of(running, slo, error)
         trouble.num_attempts += 1
+        trouble.left = computed.hello.incarnation if computed is not None else ""
         if failure:
             trouble.failures.add(failure)
         elif trouble.num_attempts > 1:
@@ -182,6 +186,15 @@ class Resumes:
         if self._troubles.pop(running.request_id, None) is not None:
             self._waiting.pop(running.request_id, None)
             self._no_longer_under_way(running.request_id)
+
+    def failed(self, member: Member) -> None:
+        """Accuse those that have just left a node, which is found to have failed.
+
+        One whose prefill node dies may be given up by its decode node before that is known here.
+        """
+        for trouble in self._troubles.values():
+            if trouble.left == member.hello.incarnation:
+                trouble.failures.add(member.hello.incarnation)
 
     def changed(self, member: Member) -> None:
         """Send again what can be sent; a node that is back, and had not failed, accuses nobody."""

@@ -525,6 +525,27 @@ async def test_suspects_are_tried_one_at_a_time_and_who_is_innocent_goes_on() ->
     assert await output(innocent) == [100, 101, 102, 103]
 
 
+async def test_a_decode_node_that_knows_first_does_not_hide_who_brought_a_prefill_node_down() -> (
+    None
+):
+    nodes = Nodes()
+    decode = nodes.join("d", DECODE)
+    prefill = nodes.join("p", PREFILL, life="0")
+    running = nodes.start()
+    for attempt in range(3):
+        await settle()
+        assert running.dispatch is not None
+        assert running.dispatch.prefill is prefill
+        successor = nodes.join(f"p{attempt}", PREFILL, life=str(attempt + 1))
+        fail(nodes, decode, running.request.request_id, PeerLost.code)
+        nodes.registry.remove(prefill)
+        prefill = successor
+        nodes.clock.advance(4.1)  # what has failed again is sent later
+        nodes.flow.resumes.look()
+    with pytest.raises(RequestQuarantined, match="3 nodes have failed"):
+        await output(running)
+
+
 async def test_a_node_that_attaches_anew_had_not_died() -> None:
     """Its stream was cut: no request did that."""
     nodes = Nodes(mode="colocated")
