@@ -21,10 +21,13 @@ namespace {
 constexpr int64_t kMaxChunkBytes = 400 << 10;
 
 // Numbers of rows for which passes over 2 panels, of 12 rows, are fewer than over 4, and faster, as
-// measured. Weights that must be widened take so long that a second pass never pays off.
+// measured. Weights that must be widened take so long that a second pass never pays off; with 8
+// lanes, those of bfloat16 are widened as fast as they are read, while bytes take still longer.
 constexpr int64_t kMinNarrowRows = max_tile_rows(4) + 1;
 template <class Reader>
-constexpr int64_t kMaxNarrowRows = Reader::kSteps == 1 ? 24 : 12;
+constexpr int64_t kMaxNarrowRows = Reader::kSteps == 1 ? 24
+    : kLanes == 8 && Reader::kSteps > 2                ? kMaxStreamingRows
+                                                       : 12;
 
 // Prefetches the next chunk: a line for each unit of this one, until all have been requested. More
 // at a time would be waited for. It is enough: there are at least as many passes as panels in a
@@ -96,7 +99,7 @@ private:
 
     template <class TileReader, Ahead kAhead>
     void multiply_chunk(const Chunk& chunk, Fetch& fetch) const {
-        const int64_t num_pieces = pieces_for(chunk);
+        const int64_t num_pieces = pieces_for<TileReader, kAhead>(chunk);
         for (int64_t i = 0; i < num_pieces; ++i) {
             multiply_piece<TileReader, kAhead>(chunk, fetch, i, num_pieces);
         }
@@ -107,16 +110,20 @@ private:
     void widen_chunk(const Chunk& chunk, Fetch& fetch) const {
         const Chunk wide{chunk.first_panel, chunk.num_panels, scratch_,
             chunk.panel_bytes * Reader::kSteps, chunk.num_units * Reader::kSteps};
-        const int64_t num_pieces = pieces_for(chunk);
+        const int64_t num_pieces = pieces_for<WideReader, Ahead::kNext>(chunk);
         multiply_piece<Reader, Ahead::kWiden>(chunk, fetch, 0, num_pieces);
         for (int64_t i = 1; i < num_pieces; ++i) {
             multiply_piece<WideReader, Ahead::kNext>(wide, fetch, i, num_pieces);
         }
     }
 
-    // Number of pieces of rows, each of which fits into a tile.
+    // Number of pieces of rows, each of which fits into a tile. Of 16 registers, one has a mask if
+    // bfloat16 is widened: the sums of a sixth row would not stay in them, which is worth it only
+    // if the weights are then streamed once.
+    template <class TileReader, Ahead kAhead>
     int64_t pieces_for(const Chunk& chunk) const {
-        const int max_rows = max_tile_rows(tile_panels(chunk));
+        const bool has_mask = kLanes == 8 && TileReader::kSteps == 2 && kAhead == Ahead::kNext;
+        const int max_rows = max_tile_rows(tile_panels(chunk)) - has_mask;
         return (item_.num_rows + max_rows - 1) / max_rows;
     }
 

@@ -118,10 +118,12 @@ void sum_tile(const Tile& tile) {
                 Reader::read(unit + p * tile.panel_bytes, step, lanes[p]);
             }
             if constexpr (kAhead == Ahead::kWiden) {
-#pragma GCC unroll 4
-                for (int p = 0; p < kPanels; ++p) {
-                    __builtin_memcpy(
-                        widened + p * tile.widened_panel_bytes, lanes[p], kUnitBytes);
+                // One by one: as a whole they would go through the stack, and the sums with them.
+#pragma GCC unroll 8
+                for (int v = 0; v < kVectors; ++v) {
+                    store(widened + v / kPanelVectors * tile.widened_panel_bytes
+                            + v % kPanelVectors * (kUnitBytes / kPanelVectors),
+                        lanes[v / kPanelVectors][v % kPanelVectors]);
                 }
                 widened += kUnitBytes;
             }
