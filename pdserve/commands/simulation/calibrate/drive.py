@@ -1,7 +1,8 @@
 """What clients send to a cluster so that its nodes meet all kinds of steps.
 
     prompts    one at a time, each a few tokens longer answered: prefill, pulls, idle latencies
-    streams    many at once, until each batch was seen with short and long contexts: decode
+    streams    many at once, in batches of all sizes between which costs are interpolated, with
+               short and long contexts: decode
     answers    short prompts one by one beside the answers of others, as users send them: services
     both       prompts beside streams: mixed steps, or what the nodes of a host cost each other
 
@@ -26,9 +27,11 @@ from pdserve.commands.bench.load.outcome import Outcome
 from pdserve.commands.bench.load.workload import TimedRequest
 from pdserve.kv import need
 from pdserve.measured.calibration import NodeLimits
+from pdserve.node.profiling.fit import token_ladder
 
 ANSWER = 6  # tokens after a measured prompt
 _STREAM = 48  # tokens of a measured stream
+_FILLED = 8  # streams, which take as long to begin as a batch of them is measured
 _ANSWERED, _SHORT = 16, 48  # streams at once, tokens of a prompt
 _ANSWERS = 8, 96  # tokens: the least and the most
 _MOST_ANSWERS = 800
@@ -102,10 +105,11 @@ class Driver:
         return idle
 
     async def streams(self, seconds: float) -> None:
-        """Run streams beside each other: batches of 1, 2, 4, ... up to the nodes' largest."""
-        batches = list(self._batches())
-        for batch in batches:
-            await self._streams(batch, seconds / len(batches))
+        """Run streams beside each other, in batches of all sizes; large ones take long to fill."""
+        batches = self._batches()
+        weights = [_FILLED + batch for batch in batches]
+        for batch, weight in zip(batches, weights, strict=True):
+            await self._streams(batch, seconds * weight / sum(weights))
 
     async def answers(self, seconds: float) -> None:
         """Keep a batch of streams running whose ends, and so the prompts behind them, are apart."""
@@ -121,7 +125,7 @@ class Driver:
 
     async def both(self, seconds: float) -> None:
         """Run streams, and prompts one at a time beside them: beside a full batch, too."""
-        batches = list(self._batches())[::-2]
+        batches = self._batches()[::-2]
         for batch in batches:
             share_s = seconds / len(batches)
             await asyncio.gather(self._streams(batch, share_s), self.prompts(share_s))
@@ -167,12 +171,9 @@ class Driver:
             yield TimedRequest(0.0, "prompt", first, ANSWER)
         yield TimedRequest(0.0, "prompt", prompt, ANSWER)
 
-    def _batches(self) -> Iterator[int]:
-        batch, most = 1, min(self._limits.max_batch_size, self._tokens // (2 * _STREAM))
-        while batch < most:
-            yield batch
-            batch *= 2
-        yield max(1, most)
+    def _batches(self) -> list[int]:
+        most = min(self._limits.max_batch_size, self._tokens // (2 * _STREAM))
+        return token_ladder(max(1, most))
 
     def _between(self, least: int, most: int) -> int:
         """Draw a number whose logarithm is evenly distributed."""
