@@ -218,6 +218,10 @@ class Arrivals:
         """Return the mean rate of the last bins, for about so long but two minutes at most."""
         return sum(of_class.recent_rate(over_s) for of_class in self._by_class.values())
 
+    def recent_busy(self, over_s: float) -> float:
+        """Return how many nodes the prompts of that time keep busy, if each is computed alone."""
+        return sum(each.recent_rate(over_s) * each.prompt_s for each in self._by_class.values())
+
     def growth(self, in_s: float, over_s: float) -> float:
         """Return how many times as much will come then for decode nodes, as has come for so long.
 

@@ -29,7 +29,7 @@ MISS_S: Final = 60.0  # of a node, which a missed promise is worth
 SPREAD: Final = 0.1  # standard deviation of a load from one request to the next
 NEW_S: Final = 60.0  # of arrivals, which the load of a pool is about
 FULL: Final = 0.9  # share of the time that a pool computes, from which on it may be behind
-NEWEST: Final = 0.02  # weight of what was seen last, each half second
+NEWEST: Final = 0.01  # weight of what was seen last, each half second
 MOST_WORK: Final = 16.0  # times what prompts take alone: as many coordinators, say
 _FINE: Final = 32  # of more nodes, about one in so many is looked at
 _ALIKE: Final = 0.02  # loads of numbers of nodes that differ by less are taken for one
@@ -113,7 +113,8 @@ class LookAhead:
         self._clock = clock
         self._start_s = start_s
         self._prices = prices
-        self._work = 1.0  # of prompts, relative to what each takes alone
+        # Moving means of what prompts keep busy: nodes, and by what each takes alone.
+        self._busy = self._alone = 0.0
 
     def at(self, role: NodeRole, demand: PoolDemand) -> Ahead | None:
         """Return the next minutes of a pool; None while nothing is known of what comes."""
@@ -126,14 +127,16 @@ class LookAhead:
         steps = range(round(until_s / STEP_S))
         forecasts = [arrivals.forecast(index * STEP_S) for index in steps]
         present = arrivals.recent_rate(NEW_S)
+        work = 1.0
         if demand.prompts is not None:
-            self._learn(demand.prompts.busy, demand.ready, forecasts[0][1])
+            self._learn(demand.prompts.busy, demand.ready, arrivals.recent_busy(NEW_S))
+            work = min(self._busy / self._alone, MOST_WORK) if self._alone else 1.0
         return Ahead(
             demand,
             price=self._prices[role] * len(self._prices) / sum(self._prices.values()),
             start_s=start_s,
             growth=[arrivals.growth(index * STEP_S, NEW_S) for index in steps],
-            busy=[self._work * busy for _, busy in forecasts],
+            busy=[work * busy for _, busy in forecasts],
             rates=[rate for rate, _ in forecasts],
             stress=1.0 + max(LEAST_STRESS, DEVIATIONS / sqrt(max(1.0, present * RECENT_S))),
         )
@@ -143,5 +146,6 @@ class LookAhead:
 
         A pool with hardly a pause does not tell: more may be asked of it than it does.
         """
-        if busy < FULL * ready and alone > 0:
-            self._work += NEWEST * (min(busy / alone, MOST_WORK) - self._work)
+        if busy < FULL * ready:
+            self._busy += NEWEST * (busy - self._busy)
+            self._alone += NEWEST * (alone - self._alone)

@@ -120,3 +120,17 @@ def test_long_prompts_that_came_before_make_later_ones_no_larger_without_bounds(
         ahead = look.at(P, demand)
     assert ahead is not None
     assert ahead.busy[0] <= MOST_WORK
+
+
+def test_when_load_falls_prompts_are_not_taken_for_larger_than_they_are() -> None:
+    """A pool works on what has come lately, whatever is forecast."""
+    clock, arrivals = ManualClock(), Arrivals()
+    look = LookAhead(arrivals, clock, lambda role: 30.0, {P: 1.0, D: 1.0})
+    for second in range(420):
+        if second < 240 or second % 10 == 0:  # one a second, then one in ten
+            arrivals.observe("chat", 1.0, clock.now())
+        clock.advance(1.0)
+        busy = arrivals.recent_rate(60.0)
+        ahead = look.at(P, PoolDemand(4, 0, lambda n: 0.0, PromptDemand(busy, 0.0, ttft_s=2.0)))
+        if ahead is not None:
+            assert ahead.busy[0] == pytest.approx(ahead.rates[0], rel=0.05)
