@@ -127,6 +127,22 @@ def ahead(numbered: tuple[int, Asked]) -> tuple[int, Ahead | str]:
     return number, Ahead(replace(asked), goodput, predicted, rig.ranges.outside)
 
 
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """A rate, and the pace that the idle cluster had around it: as `Row.pace`."""
+
+    asked: Asked
+    rate: float
+    pace: float
+
+
+def at_pace(paced: Paced) -> tuple[float, Sequence[Result]]:
+    """Predict a rate at a pace; the rate comes back."""
+    asked = paced.asked
+    rig = replace(rig_for(asked.config, asked.calibration), slower=paced.pace)
+    return paced.rate, simulated_runs(asked, rig, paced.rate)
+
+
 def _goodput(asked: Asked, rig: Rig) -> float:
     """Predict the goodput of one deployment under one load.
 

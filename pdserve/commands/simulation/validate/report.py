@@ -86,7 +86,7 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
         for limit, what in (
             ("client's limit", "the load client is the limit, measured or predicted"),
             ("others' load", "processes of others had more than a tenth of the cores"),
-            ("another pace", "the idle cluster was more than a tenth off its calibrated pace"),
+            ("another pace", "the idle cluster's pace changed by more than a tenth"),
         ):
             if num_limited := limits.count(limit):
                 told.append(
@@ -101,7 +101,8 @@ class PredictionReport(msgspec.Struct, frozen=True, kw_only=True):
             return "the machine may have been faster or slower than when it was calibrated"
         return (
             f"steps of idle clusters took {statistics.median(paces):.2f} times as long as "
-            f"calibrated in the median, {paces[0]:.2f} to {paces[-1]:.2f}"
+            f"calibrated in the median, {paces[0]:.2f} to {paces[-1]:.2f}: runs are predicted for "
+            "what it was around each"
         )
 
 
@@ -194,5 +195,5 @@ def _ms(mean: float | None) -> str:
 
 
 def _goodput(row: Row) -> str:
-    measured = "?" if row.measured_goodput is None else f"{row.measured_goodput:.2f}"
-    return f"{row.predicted_goodput:.2f} / {measured}"
+    goodputs = row.paced_goodput, row.measured_goodput
+    return " / ".join("?" if goodput is None else f"{goodput:.2f}" for goodput in goodputs)

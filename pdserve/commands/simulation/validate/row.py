@@ -13,7 +13,7 @@ from pdserve.commands.bench.load.slo_score import Score
 from pdserve.commands.simulation.predict.parts import Parts
 
 _OTHERS = 0.1  # share of the cores, from which on others' processes are what is measured
-_PACE = 0.1  # by which steps of the idle cluster are off, from which on it is another machine
+_DRIFT = 0.1  # between the paces before and after a run, from which on nobody knows that in it
 _SHARES = ("attainment", "attainment_low", "attainment_high")
 
 Kinds = Mapping[str, tuple[int, int]]
@@ -82,12 +82,12 @@ def points_of(rates: Iterable[tuple[float, Kinds, bool]]) -> list[RatePoint]:
     return [RatePoint(*point) for point in known or [(rate, kinds) for rate, kinds, _ in found]]
 
 
-def _limit(kept_up: bool, others: float, pace: float | None) -> str:
+def _limit(kept_up: bool, others: float, drift: float) -> str:
     if not kept_up:
         return "client's limit"
     if others > _OTHERS:
         return "others' load"
-    return "another pace" if pace is not None and abs(pace - 1) > _PACE else ""
+    return "another pace" if drift > _DRIFT else ""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,11 +107,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     measured_parts: list[Parts]
     client_kept_up: list[bool]  # measured and predicted; else this rate tells of the client
     others: list[float]  # share of the cores that processes of nobody here had meanwhile
-    # Steps of the idle cluster before or after it, which are further off: measured over calibrated
-    # time. None: too few were measured.
+    # Steps of the idle cluster before and after it: measured over calibrated time, for which a run
+    # is predicted. None: too few were measured.
     pace: list[float | None]
-    predicted_goodput: float
-    measured_goodput: float | None  # None: not between the rates
+    drift: list[float]  # by which share the longer ones of these took longer
+    predicted_goodput: float  # at the calibrated pace, as nobody knows another one beforehand
+    paced_goodput: float | None  # at those of the rates; None: not between them
+    measured_goodput: float | None  # likewise
 
     @property
     def case(self) -> str:
@@ -121,14 +123,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def limits(self) -> list[str]:
         """What a rate tells of, if it is not the nodes; empty: it is."""
-        return [*map(_limit, self.client_kept_up, self.others, self.pace)]
+        return [*map(_limit, self.client_kept_up, self.others, self.drift)]
 
     @property
     def goodput_error(self) -> float | None:
-        """Predicted over measured, minus 1."""
-        if not self.measured_goodput:
+        """Predicted over measured, minus 1; None: one of them is not between the rates."""
+        if not self.measured_goodput or not self.paced_goodput:
             return None
-        return self.predicted_goodput / self.measured_goodput - 1
+        return self.paced_goodput / self.measured_goodput - 1
 
     @property
     def points(self) -> list[RatePoint]:

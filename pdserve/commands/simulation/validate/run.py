@@ -10,6 +10,8 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -49,13 +51,14 @@ from pdserve.commands.simulation.validate.ahead import (
     PACE_S,
     Ahead,
     Asked,
+    Paced,
     ahead,
+    at_pace,
     count_of,
     promises_of,
     rig_for,
     rough_time,
     said_time,
-    simulated_runs,
 )
 from pdserve.commands.simulation.validate.config import PredictionConfig
 from pdserve.commands.simulation.validate.parts import pace_of, parts_of
@@ -80,6 +83,7 @@ class _Measured(NamedTuple):
     score: Score
     parts: Parts
     pace: float | None  # as `Row.pace`
+    drift: float
     client_kept_up: bool
     others: float  # as `Row.others`
 
@@ -216,8 +220,9 @@ def _row(config: PredictionConfig, rig: Rig, one: Ahead) -> Row:
     )
     rates = sorted(measured)
     found = [measured[rate] for rate in rates]
-    predicted = [one.predicted.get(rate) or simulated_runs(asked, rig, rate) for rate in rates]
-    at, where = crossing(_points(measured), config.target)
+    paced = [Paced(replace(asked), rate, measured[rate].pace or 1.0) for rate in rates]
+    of_rate = dict(in_parallel(at_pace, paced))
+    predicted = [of_rate[rate] for rate in rates]
     return Row(
         load=case.name,
         ttft_s=promise.ttft_s,
@@ -237,9 +242,27 @@ def _row(config: PredictionConfig, rig: Rig, one: Ahead) -> Row:
         ],
         others=[of.others for of in found],
         pace=[of.pace for of in found],
+        drift=[of.drift for of in found],
         predicted_goodput=one.goodput,
-        measured_goodput=at if where == "crossing" else None,
+        paced_goodput=_crossed(
+            [RatePoint(rate, _added(of_rate[rate])) for rate in rates], config.target
+        ),
+        measured_goodput=_crossed(_points(measured), config.target),
     )
+
+
+def _crossed(points: Sequence[RatePoint], target: float) -> float | None:
+    at, where = crossing(points, target)
+    return at if where == "crossing" else None
+
+
+def _added(runs: Sequence[simulated.Result]) -> dict[str, tuple[int, int]]:
+    """Return the counts of each kind of requests, of all these runs."""
+    kinds = [run.score.counts for run in runs]
+    return {
+        kind: (sum(of[kind][0] for of in kinds), sum(of[kind][1] for of in kinds))
+        for kind in kinds[0]
+    }
 
 
 def _tails(runs: Sequence[simulated.Result]) -> tuple[float, float] | None:
@@ -317,7 +340,7 @@ async def _measure(
                 measured[rate] = _Measured(
                     scored,
                     parts,
-                    _further(earlier, pace),
+                    *_paces(earlier, pace),
                     promise.is_measured(max(lag_ms, scored.late_ms.p99 or 0.0)),
                     max(0.0, by_others_s / (len(cores) * seconds)),
                 )
@@ -326,9 +349,10 @@ async def _measure(
     return measured
 
 
-def _further(*paces: float | None) -> float | None:
-    """Return which one is further from 1; None: nothing is known."""
-    return max((one for one in paces if one), key=lambda pace: abs(pace - 1), default=None)
+def _paces(*found: float | None) -> tuple[float | None, float]:
+    """Return their mean, None if nothing is known, and by which share they differ."""
+    paces = [pace for pace in found if pace]
+    return (fmean(paces), max(paces) / min(paces) - 1) if paces else (None, 0.0)
 
 
 def _points(measured: Mapping[float, _Measured]) -> list[RatePoint]:

@@ -14,14 +14,17 @@ from pdserve.commands.bench.compare.goodput import RatePoint
 from pdserve.commands.bench.load.outcome import Outcome, Promise
 from pdserve.commands.bench.load.slo_score import Score, score
 from pdserve.commands.cli.main import main
-from pdserve.commands.simulation.predict.deployment import Rig
+from pdserve.commands.simulation.predict.answer import load_calibration
+from pdserve.commands.simulation.predict.deployment import Deployment, Rig
+from pdserve.commands.simulation.predict.load import Question
 from pdserve.commands.simulation.predict.parts import Parts
 from pdserve.commands.simulation.validate import run as validating
-from pdserve.commands.simulation.validate.ahead import Ahead, Asked
+from pdserve.commands.simulation.validate.ahead import Ahead, Asked, Paced, at_pace
+from pdserve.commands.simulation.validate.config import PredictionConfig
 from pdserve.commands.simulation.validate.regret import regret_table, regrets_of, said
 from pdserve.commands.simulation.validate.report import PredictionReport, parts_table, table
 from pdserve.commands.simulation.validate.row import Figures, Row
-from pdserve.commands.simulation.validate.run import beyond
+from pdserve.commands.simulation.validate.run import _paces, beyond
 from pdserve.measured.calibration import HeldOutErrors
 from pdserve.shared.errors import ClusterError
 from pdserve.shared.process.exit_codes import FAILED, FORCED
@@ -62,9 +65,11 @@ REPORT = PredictionReport(
             client_kept_up=[True, True, True],
             others=[0.0, 0.09, 0.02],
             pace=[1.08, None, 0.95],
+            drift=[0.02, 0.0, 0.09],
             predicted_parts=[parts(5.0), parts(5.5), parts(12.3)],
             measured_parts=[parts(6.0), parts(None), parts(6.6)],
-            predicted_goodput=2.2,
+            predicted_goodput=2.3,
+            paced_goodput=2.2,
             measured_goodput=2.0,
         )
     ],
@@ -102,7 +107,7 @@ def test_errors_below_the_knee_are_those_where_either_says_so() -> None:
     [
         ({"client_kept_up": [True, True, False]}, "client's limit", "the load client is the limit"),
         ({"others": [0.0, 0.0, 0.2]}, "others' load", "processes of others had more than a tenth"),
-        ({"pace": [1.0, None, 1.2]}, "another pace", "the idle cluster was more than a tenth off"),
+        ({"drift": [0.0, 0.0, 0.2]}, "another pace", "the idle cluster's pace changed by more"),
     ],
 )
 def test_where_the_nodes_are_not_the_limit_nothing_is_compared(
@@ -166,6 +171,27 @@ def test_what_leads_nowhere_is_told_before_anything_is_measured(
 ) -> None:
     assert main(["bench", "prediction", *words.split()]) == 2
     assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_is_predicted_for_the_pace_that_the_machine_had_around_it() -> None:
+    config = PredictionConfig(requests=10)
+    asked = Asked(
+        config,
+        load_calibration("core-53m"),
+        Question("", "conversation", 0.0, config.requests),
+        Deployment("disaggregated", 1, 1),
+        Promise(2.0, 0.05),
+    )
+    of_rate = [at_pace(Paced(asked, 0.2, pace)) for pace in (1.0, 2.0)]
+    assert [rate for rate, _ in of_rate] == [0.2, 0.2]
+    usual, slow = (
+        Parts.between([run.parts for run in runs]).steps["prefill"] for _, runs in of_rate
+    )
+    assert usual is not None
+    assert slow == pytest.approx(2 * usual, rel=0.1)
+    assert _paces(1.0, 1.2) == (pytest.approx(1.1), pytest.approx(0.2))
+    assert _paces(None, 0.9) == (0.9, 0.0)
+    assert _paces(None, None) == (None, 0.0)
 
 
 @pytest.mark.long
@@ -257,7 +283,9 @@ def measured_row(
         client_kept_up=[True] * len(in_time),
         others=[0.0] * len(in_time),
         pace=[None] * len(in_time),
+        drift=[0.0] * len(in_time),
         predicted_goodput=predicted_goodput,
+        paced_goodput=None,
         measured_goodput=None,
     )
 
