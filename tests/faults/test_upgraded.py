@@ -46,6 +46,9 @@ LOSSES = (
 MOST_OTHERS = 10.0  # percent of the cores; beyond, a rollout is not what is felt
 MOST_LONGER = 1.5  # the longest of a hundred gaps
 TPOT_GAPS = 30  # of an answer; the mean of fewer is one step's
+# Answers of a rollout that take longer than all others: were all alike, and as many in a rollout as
+# not, each further one would be half as likely as the one before.
+MOST_BY_CHANCE = 6
 Span = tuple[float, float]
 pytestmark = [
     pytest.mark.long,
@@ -200,15 +203,12 @@ def felt(arrivals: Sequence[Sequence[float]], rollout: Span, starts: Sequence[Sp
 def is_smooth(undisturbed: Felt, during: Felt) -> bool:
     """Whether TPOT p99 is within a step, a usual gap, of what it is without a rollout.
 
-    And 99 of 100 gaps are at most half as long again: the longest of each answer is the first, in
-    which its KV moves.
+    That is, but for what chance brings: it is about the longest of so few. And 99 of 100 gaps are
+    at most half as long again: the longest of each answer is the first, in which its KV moves.
     """
     gap_ms, worst_gap_ms, _, worst_tpot_ms = undisturbed.percentiles
-    _, worst_gap_during_ms, _, worst_tpot_during_ms = during.percentiles
-    return (
-        worst_tpot_during_ms <= worst_tpot_ms + gap_ms
-        and worst_gap_during_ms <= MOST_LONGER * worst_gap_ms
-    )
+    num_slower = sum(tpot_ms > worst_tpot_ms + gap_ms for tpot_ms in during.tpots_ms)
+    return num_slower <= MOST_BY_CHANCE and during.percentiles[1] <= MOST_LONGER * worst_gap_ms
 
 
 def overlap(first: Span, second: Span) -> bool:
@@ -235,7 +235,8 @@ async def test_a_build_is_rolled_out_under_load(
     async with running(fleet):
         async with Client(fleet.url, PATIENT_S) as client:
             expected = {length: (await asked(client, length))[0].tokens for length in LENGTHS}
-        load, starts, quiet = Load(fleet.url), [], len(order) * len(LENGTHS)
+        # As many as in the rollout: of more answers, the longest is longer.
+        load, starts, quiet = Load(fleet.url), [], 3 * len(order) * len(LENGTHS)
         await load.more(quiet)
         began_s = monotonic()
         for name in order:
