@@ -11,6 +11,8 @@ import pytest
 
 from tests.unit.kv_transfer.pairs import SMALL, Pair, open_pair
 
+PULLS = 10
+
 
 @pytest.fixture(params=["shm", "tcp"])
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
@@ -20,21 +22,26 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 
 
 async def calls_of_a_pull(pair: Pair, num_blocks: int) -> Counter[str]:
-    """How many functions of Python, and native ones, a pull of scattered whole blocks calls."""
+    """How many functions of Python, and native ones, a pull of scattered whole blocks calls.
+
+    The fewest of some pulls: on a busy machine, one waits for its bytes more often.
+    """
     blocks = [2 * i for i in range(num_blocks)]
     ticket = pair.exporter.issue("r", 0, num_blocks * SMALL.block_size, blocks)
-    counts: Counter[str] = Counter()
+    found: list[Counter[str]] = []
 
     def count(_frame: FrameType, event: str, _function: object) -> None:
-        counts[event] += event.endswith("call")
+        found[-1][event] += event.endswith("call")
 
     await pair.pull(ticket, blocks)
-    sys.setprofile(count)
-    try:
-        await pair.pull(ticket, blocks)
-    finally:
-        sys.setprofile(None)
-    return counts
+    for _ in range(PULLS):
+        found.append(Counter())
+        sys.setprofile(count)
+        try:
+            await pair.pull(ticket, blocks)
+        finally:
+            sys.setprofile(None)
+    return min(found, key=Counter.total)
 
 
 async def test_a_small_pull_makes_few_calls_whatever_its_blocks(pair: Pair) -> None:
