@@ -7,11 +7,11 @@ A pool is asked what load it would have with so many nodes, measured from what i
 
 Up, as soon as a pool is too busy for a while; how far is limited by what the pool is now, since a
 pool that is far behind knows only that. Down, one node at a time, if the others would have time to
-spare for minutes, and never on missing data: a node that loads, is silent or was not measured may
-be why the others are idle. Where the next minutes are foreseen (`lookahead.py`), that number is
-wanted which costs least then, and one fewer if that would do. With `sleep_after_s`, to none after
-so long without any request, and to one of each with the next one. No event loop, no messages:
-demands come in, numbers come out.
+spare for a minute, and never on missing data: a node that loads, is silent or was not measured may
+be why the others are idle. What is desired beyond the nodes that there are goes with the first.
+Where the next minutes are foreseen (`lookahead.py`), that number is wanted which costs least then,
+and one fewer if that would do. With `sleep_after_s`, to none after so long without any request, and
+to one of each with the next one. No event loop, no messages: demands come in, numbers come out.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class _Pool:
     attached: int = 0
     busy_since_s: float | None = None
     spare_since_s: float | None = None
+    would_do: int = 0  # most nodes that a look since then found to be enough
     unknown_since_s: float | None = None  # since when there are others, on and off
     unknown_s: float = 0.0  # when there were any for the last time
 
@@ -163,20 +164,18 @@ class DesiredNodes:
             giver.desired = max(1, min(giver.desired, giver.attached - 1))
 
     def _look(self, pool: _Pool, demand: PoolDemand, foreseen: Foreseen | None) -> None:
-        now_s, fewer = self._clock.now(), min(pool.desired - 1, demand.ready)
+        now_s = self._clock.now()
         wanted = _enough(demand) if foreseen is None else foreseen.cheapest(pool.desired)
-        is_spare = fewer > 0 and not pool.waits_for(demand.others, now_s)
-        if is_spare and foreseen is None:
-            is_spare = demand.load_with(fewer) < SPARE
-        elif is_spare and foreseen is not None:
-            is_spare = foreseen.is_enough(fewer)
+        waits = pool.waits_for(demand.others, now_s)
+        fewer = None if waits else _fewer(pool.desired, demand, foreseen)
         pool.busy_since_s = _since(pool.busy_since_s, now_s, holds=wanted > pool.desired)
-        pool.spare_since_s = _since(pool.spare_since_s, now_s, holds=is_spare)
+        pool.spare_since_s = _since(pool.spare_since_s, now_s, holds=fewer is not None)
+        pool.would_do = 0 if fewer is None else max(pool.would_do, fewer)
         if pool.busy_since_s is not None and now_s - pool.busy_since_s >= SUSTAINED_S:
             pool.desired = wanted
         elif pool.spare_since_s is not None and now_s - pool.spare_since_s >= IDLE_S:
-            pool.desired = fewer
-            pool.spare_since_s = None  # what that does has to be seen first
+            pool.desired = pool.would_do
+            pool.spare_since_s, pool.would_do = None, 0  # what that does has to be seen first
 
 
 def _enough(demand: PoolDemand) -> int:
@@ -184,6 +183,15 @@ def _enough(demand: PoolDemand) -> int:
     most = GROWTH * demand.ready
     numbers = range(1, most)
     return 1 + bisect_left(numbers, x=True, key=lambda n: demand.load_with(n) <= BUSY)
+
+
+def _fewer(desired: int, demand: PoolDemand, foreseen: Foreseen | None) -> int | None:
+    """Return how many nodes would do: one fewer than there are, or as many; None: all desired."""
+    least = min(desired, demand.ready) - 1
+    for number in range(max(1, least), min(desired, demand.ready + 1)):
+        if demand.load_with(number) < SPARE if foreseen is None else foreseen.is_enough(number):
+            return number
+    return None
 
 
 def _since(before_s: float | None, now_s: float, *, holds: bool) -> float | None:

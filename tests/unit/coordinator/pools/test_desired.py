@@ -129,6 +129,19 @@ def test_what_a_pool_could_not_have_is_not_wanted_for_ever() -> None:
         assert policy.numbers == {P: desired}
 
 
+@pytest.mark.parametrize(("spare_from_s", "left"), [(0, 2), (30, 3)])
+def test_what_is_desired_beyond_what_there_is_goes_with_the_first(
+    spare_from_s: int, left: int
+) -> None:
+    clock = ManualClock()
+    policy = DesiredNodes(clock)
+    loads = [5.0] * 10 + [1.5] * spare_from_s + [0.9] * (round(IDLE_S) + 1 - spare_from_s)
+    for load in loads:  # six would be wanted; then three do, and at last two
+        clock.advance(1.0)
+        policy.tick({P: PoolDemand(3, 0, lambda n, load=load: load / n)})
+    assert policy.numbers == {P: left}
+
+
 def test_what_nobody_has_looked_at_has_not_lasted() -> None:
     """The process stood still, or the machine did."""
     clock = ManualClock()
