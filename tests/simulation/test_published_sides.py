@@ -43,7 +43,7 @@ def conversations(
             call_id = f"{'later' if turn else 'first'}-{number}-{turn}"
             num_output = random.randint(40, 80)
             made.append(
-                Call(call_id, at_s, Prompt(tokens), num_output, SLO, 256, "", before, think_s=2.0)
+                Call(call_id, at_s, Prompt(tokens), num_output, SLO, 256, after=before, think_s=2.0)
             )
             before, tokens = call_id, tokens + [1000 + number] * appended(random)
     return merged(made)
