@@ -966,23 +966,6 @@ class FleetView:
         there, and at some time from then to its end.
         """
 
-    def better_not(
-        self,
-        near: NDArray[np.int64],  # [num_near] slots
-        decodes: NDArray[np.int64],  # ready slots of the two pools
-        prefills: NDArray[np.int64],
-        host: NDArray[np.int64],  # numbers from 1; 0: unknown
-        apart: NDArray[np.float64],  # real / profiled time of a step if one pool of a host decodes,
-        beside: NDArray[np.float64],  # and if both do; 0: not seen yet
-        beside_step_s: NDArray[np.float64],  # profiled time of the steps that it was seen in
-        limit_s: float,  # of a step
-    ) -> list[int]:
-        """Return the prefill nodes on the hosts of `near` that would not raise their hosts' places.
-
-        A node's step waits for as long as those were longer beside the other pool. Until a ratio is
-        seen: apart, the mean of the host's decode nodes; beside, a wait as long as a step of one.
-        """
-
     def place(self, slot: int, ready_s: float) -> tuple[float, float]:
         """Return (wait, pace) at the node's first place that stays free, from `ready_s` on.
 

@@ -11,6 +11,7 @@ from coordinator.generation import GenerationRequest, Needs
 from coordinator.nodes.registry import Member, Registry
 from coordinator.prefixes.index import PrefixIndex, PromptHashes
 from coordinator.routing.candidates import Candidates, Job, SidesPolicy
+from coordinator.routing.capacity import Ways
 from coordinator.routing.fleet import ANY, Fleet
 from coordinator.routing.flowing import Flowing, choose_start
 from coordinator.routing.loads.books import Booking, Books
@@ -20,11 +21,10 @@ from coordinator.routing.pairs.health import PairHealth
 from coordinator.routing.pairs.reach import Pairs
 from coordinator.routing.placement import Placement, tpot_within_s
 from coordinator.routing.policies import make_policy
-from coordinator.routing.sides import USUAL_TPOT_S, OnOneNode, choose, score
+from coordinator.routing.sides import OnOneNode, choose, score
 from pdserve._native import least
 from pdserve.measured.output_lengths import OutputLengths, kind_of
 from pdserve.protocol import NodeRole, PrefixSource, Slo
-from pdserve.rules.batch import aimed_s
 from pdserve.settings.config import Mode
 from pdserve.shared.clock import Clock, SystemClock
 from pdserve.shared.errors import NoNodeAvailable
@@ -62,6 +62,7 @@ class Router:
         self._books = Books(registry, self.fleet, self._clock)
         self._policy = chosen = make_policy(policy)
         self._choose = chosen.choose if isinstance(chosen, SidesPolicy) else choose
+        self._ways = Ways(self.fleet, self._books.means) if self._choose is choose else None
         self.flowing = Flowing(self.fleet, self._books, self._clock) if mode == "flowing" else None
         registry.on_lost(self.prefixes.remove)
 
@@ -236,17 +237,18 @@ class Router:
         """Choose between one node of either pool and a handoff as in disaggregated mode."""
         needs = outlook.request.needs
         anywhere = self._slots(None, needs)
-        prefills = self._handing_off(outlook)
-        if len(prefills) == 0:  # there is no pair
+        prefills, decodes = self._handing_off(outlook), self.fleet.ready(NodeRole.DECODE, needs)
+        if len(prefills) == 0 or len(decodes) == 0:  # there is no pair
             return self._local(outlook, anywhere)
-        decodes = self.fleet.ready(NodeRole.DECODE, needs)
+        way = self._ways and self._ways.better(prefills, decodes, anywhere)
+        if way == "together":
+            return self._local(outlook, anywhere)
         looked_at = {
-            *least(outlook.rough_cost, anywhere, FEW),
+            *least(outlook.rough_cost, decodes, FEW),
             *least(outlook.ttft_s, prefills, FEW),
             *least(outlook.pace_now_s, decodes, FEW),
         }
         near = OneNode(outlook, sorted(looked_at))
-        one = self._on_one_node(outlook, self._fit(outlook, anywhere, near), near)
         # Prefill nodes may have decode streams, and decode nodes may have prompts.
         ttft_s, begins_s = outlook.ttft_s.copy(), outlook.queue_s.copy()
         ttft_s[near.slots], begins_s[near.slots] = near.ttft_s, near.begins_s
@@ -254,7 +256,10 @@ class Router:
         cost_s[near.slots] = near.ttft_s
         prefills = self._prefills(outlook, prefills)
         pair = self._handed_off(outlook, prefills, cost_s, ttft_s, begins_s)
-        return self._choose(outlook.request.slo, pair, one)
+        if way == "apart":
+            return pair
+        # A stream on a prefill node would slow the prompts to come.
+        return self._choose(outlook.request.slo, pair, self._on_one_node(outlook, decodes, near))
 
     def _flow(self, outlook: Outlook, flowing: Flowing) -> Placement:
         """Choose between a prefill node and a decode node to begin on."""
@@ -318,12 +323,6 @@ class Router:
         placement = self._placement(outlook, None, slot, times, idle_tpot_s)
         has_place = near.has_place(index) and not self._books.is_overloaded(slot)
         return OnOneNode(placement, float(near.harm[index]), has_place)
-
-    def _fit(self, outlook: Outlook, slots: Ints, near: OneNode) -> Ints:
-        """Return the slots without nodes whose streams would cost their host more than they add."""
-        limit_s = aimed_s(outlook.request.slo.tpot_s or USUAL_TPOT_S)
-        unfit = self._books.neighbours.better_not(outlook.view, near.slots, limit_s)
-        return np.setdiff1d(slots, unfit) if unfit else slots
 
     def _pick(self, job: Job, outlook: Outlook, slots: Ints, cost: Floats, load: Ints) -> int:
         """Have the policy pick a slot for a job."""

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "fleet_view.h"
-#include "hosts.h"
 #include "one_node.h"
 
 namespace nb = nanobind;
@@ -197,21 +196,6 @@ nb::list least(nb::handle costs_array, nb::handle slots_array, int64_t most) {
     return list_of(found);
 }
 
-nb::list better_not_list(const FleetView& view, nb::handle near_array, nb::handle decodes_array,
-    nb::handle prefills_array, nb::handle host_array, nb::handle apart_array,
-    nb::handle beside_array, nb::handle beside_step_array, double limit_s) {
-    const Ints near(near_array, "near");
-    const Ints decodes(decodes_array, "decodes"), prefills(prefills_array, "prefills");
-    const Hosts hosts{{host_array, "host"}, {apart_array, "apart"}, {beside_array, "beside"},
-        {beside_step_array, "beside_step_s"}};
-    hosts.host.expect_size(view.num_slots(), "host");
-    hosts.apart.expect_size(view.num_slots(), "apart");
-    hosts.beside.expect_size(view.num_slots(), "beside");
-    hosts.beside_step_s.expect_size(view.num_slots(), "beside_step_s");
-    for (const Ints* slots : {&near, &decodes, &prefills}) check_slots(*slots, view.num_slots());
-    return list_of(better_not(view, hosts, near, decodes, prefills, limit_s));
-}
-
 // When one of these nodes first has a place at this pace.
 nb::object within(const FleetView& view, nb::handle slots_array, double tpot_s) {
     const Ints slots(slots_array, "slots");
@@ -281,8 +265,6 @@ void bind_routing(nb::module_& m) {
             },
             arg("slots"), arg("queue_s"), arg("prompt_s"), arg("num_prompts"), arg("ttft_s"),
             arg("tpot_s"), arg("output_tokens"), arg("out"))
-        .def("better_not", &better_not_list, arg("near"), arg("decodes"), arg("prefills"),
-            arg("host"), arg("apart"), arg("beside"), arg("beside_step_s"), arg("limit_s"))
         .def("place", &place, arg("slot"), arg("ready_s"))
         .def("within", &within, arg("slots"), arg("tpot_s"));
     m.def("cheapest", &cheapest, arg("costs"), arg("loads"), arg("slots"), arg("equal"));

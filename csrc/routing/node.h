@@ -86,17 +86,6 @@ struct Node {
             (kv_companions != 0 && held_tokens(batch, kv_companions, kv_seen) <= left);
     }
 
-    // The most requests of this context that one step within the limit decodes; 0 if not even one.
-    int64_t most_requests(int64_t each_context, double limit_s) const {
-        const double each_s = sampled_s + context_s * each_context;
-        int64_t fits = 0, too_many = max_batch + 1;
-        while (too_many - fits > 1) {
-            const int64_t middle = (fits + too_many) / 2;
-            (rising[middle] + each_s * middle <= limit_s ? fits : too_many) = middle;
-        }
-        return fits;
-    }
-
     // The most tokens whose tabulated time is within the limit; 0 if none.
     int64_t most_tokens(double limit_s) const {
         const double* end = rising + num_tabulated + 1;

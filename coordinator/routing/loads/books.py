@@ -15,9 +15,9 @@ from coordinator.generation import GenerationRequest
 from coordinator.nodes.registry import Member, Registry
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.decode import DecodeLoad, Plan
+from coordinator.routing.loads.means import RequestMeans
 from coordinator.routing.loads.paces import StreamPaces
 from coordinator.routing.loads.prefill import PendingPrompt, PrefillQueues, ServiceClass
-from coordinator.routing.pairs.neighbours import Neighbours
 from coordinator.routing.placement import Newcomer, Placement
 from pdserve.measured.output_lengths import OutputLengths, remaining
 from pdserve.protocol import Slo
@@ -119,8 +119,8 @@ class Books:
         self.queues = PrefillQueues(fleet)
         self.decodes = DecodeLoad(fleet, clock.now())
         self.lengths = OutputLengths()
+        self.means = RequestMeans()
         self.handoffs = PendingHandoffs()
-        self.neighbours = Neighbours(fleet, self.decodes)
         self._paces = StreamPaces()
         self._fleet = fleet
         self._clock = clock
@@ -184,6 +184,7 @@ class Books:
         placement, now_s = booking.placement, self._clock.now()
         if by_itself and not booking.request.ends_with_prompt:
             self.lengths.observe(booking.num_tokens, placement.kind)
+            self.means.note(placement, booking.request.slo, booking.num_tokens)
         decode, plan = placement.decode, booking.plan
         if decode is not None and plan is not None and self._is_member(decode):
             self.decodes.legs[decode.slot] -= 1
@@ -263,13 +264,11 @@ class Books:
     def _reported(self, member: Member) -> None:
         self.queues.reported(member)
         self.decodes.reported(member)
-        self.neighbours.reported(member, self._clock.now())
 
     def _lost(self, member: Member) -> None:
         self.queues.clear(member.slot)
         self.decodes.clear(member.slot)
         self.handoffs.clear(member.slot)
-        self.neighbours.lost(member)
         self._paces.clear(member.slot)
 
 

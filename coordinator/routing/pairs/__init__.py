@@ -1,1 +1,1 @@
-"""Pairs of nodes: which can hand off, which do, and which share a host."""
+"""Pairs of nodes: which can hand off, and which do."""

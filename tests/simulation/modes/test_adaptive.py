@@ -106,14 +106,19 @@ def chats_between_long(
 
 
 def worst_of_two_kinds(
-    chats_per_s: float, long_per_s: float, mode: Mode, sharing: Sharing | None = None
+    chats_per_s: float,
+    long_per_s: float,
+    mode: Mode,
+    sharing: Sharing | None = None,
+    seeds: tuple[int, int] = (1, 2),
 ) -> float:
     """Return the attainment of chats or of long prompts, whichever is lower.
 
     Nine of ten calls may be chats.
     """
     slo = Slo(name="mixed", ttft_s=7.0, tpot_s=0.006)
-    score = served(chats_between_long(chats_per_s, long_per_s, slo), 2, mode, ONE_CORE_25M, sharing)
+    load = chats_between_long(chats_per_s, long_per_s, slo, seeds)
+    score = served(load, 2, mode, ONE_CORE_25M, sharing)
     kinds = score.where(_is_long), score.where(lambda call: not _is_long(call))
     return min(kind.attainment for kind in kinds if kind.outcomes)
 
@@ -123,12 +128,15 @@ def worst_of_two_kinds(
 def test_adaptive_keeps_up_with_the_better_mode_on_long_prompts_between_chats(
     rates: tuple[float, float],
 ):
-    """At the first rates co-location is better, at the second disaggregation.
+    """At the first rates both are as good, at the second disaggregation is better.
 
-    At either, choosing by predicted times alone, or always the same mode, would be worse.
+    A run has a dozen long prompts, so the mean of several is compared.
     """
-    apart, together = (worst_of_two_kinds(*rates, mode) for mode in ("disaggregated", "colocated"))
-    assert worst_of_two_kinds(*rates, "adaptive") >= 0.95 * max(apart, together)
+    apart, together, adaptive = (
+        fmean(worst_of_two_kinds(*rates, mode, seeds=(n, n + 100)) for n in range(1, 7))
+        for mode in ("disaggregated", "colocated", "adaptive")
+    )
+    assert adaptive >= 0.95 * max(apart, together)
 
 
 BUS = Sharing(

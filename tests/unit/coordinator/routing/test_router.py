@@ -10,6 +10,7 @@ from msgspec import structs
 
 from coordinator.nodes.registry import Member
 from coordinator.routing import Booking
+from coordinator.routing.capacity import FEWEST
 from pdserve.measured.perf_model import PerfModel
 from pdserve.protocol import KvTier, NodeRole, NodeState, PerfReport, Slo, TransferCosts
 from pdserve.shared.errors import NoNodeAvailable
@@ -384,11 +385,20 @@ def test_adaptive_uses_the_pool_that_has_slack() -> None:
     assert nodes.place(800, slo=INTERACTIVE).side == "local"
 
 
+def finish(nodes: Nodes, number: int, prompt: int, num_output: int, slo: Slo) -> None:
+    """So many requests are served, one after the other."""
+    for _ in range(number):
+        booking = nodes.send(prompt, max_tokens=1000, slo=slo)
+        booking.progressed(num_output)
+        booking.end(by_itself=True)
+
+
 def test_adaptive_has_prefill_nodes_decode_when_that_is_what_there_is_to_do() -> None:
     """Short prompts, long answers: as in co-located mode with as many nodes."""
     spread = {}
     for mode, pools in (("adaptive", {"p": 1, "d": 1}), ("colocated", {"d": 2})):
         nodes = Nodes(mode, **pools)  # type: ignore[arg-type]
+        finish(nodes, FEWEST, 5, 500, INTERACTIVE)
         for _ in range(12):
             booking = nodes.send(5, max_tokens=500, slo=INTERACTIVE)
             nodes.clock.advance(0.1)
@@ -396,6 +406,15 @@ def test_adaptive_has_prefill_nodes_decode_when_that_is_what_there_is_to_do() ->
         members = nodes.prefill + nodes.decode
         spread[mode] = [round(nodes.router.node_outlook(member).tpot_s / MS) for member in members]
     assert spread["adaptive"] == spread["colocated"] == [6, 6]
+
+
+def test_adaptive_keeps_pools_apart_where_so_more_is_served() -> None:
+    """Both pools have as much to do, and chunks beside streams would be small."""
+    nodes = Nodes("adaptive", p=1, d=1)
+    idle = nodes.place(400, slo=INTERACTIVE)
+    assert idle.side == "local"  # sooner, and nobody is there
+    finish(nodes, FEWEST, 400, 500, INTERACTIVE)
+    assert nodes.place(400, slo=INTERACTIVE).side == "pair"
 
 
 def test_adaptive_takes_streams_of_prefill_nodes_into_account() -> None:
