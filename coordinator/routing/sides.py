@@ -1,4 +1,7 @@
-"""Adaptive mode: whether a request is handed off, or one node serves all of it."""
+"""Whether a request is handed off, or one node serves all of it.
+
+In adaptive mode where neither way is clearly better for all (`capacity.py`), and in flowing mode.
+"""
 
 from __future__ import annotations
 
