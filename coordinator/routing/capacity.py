@@ -19,7 +19,7 @@ The wait of an M/G/1 queue is taken as exponential (heavy traffic: Kingman, 1962
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import ceil, sqrt
 from typing import Final, Literal, TypeAlias
 
@@ -35,7 +35,9 @@ Way: TypeAlias = Literal["apart", "together"]
 FEWEST: Final = 8  # requests, before which their means say little
 EVERY: Final = 32  # requests, after which it is looked at again, at the latest
 CLEARLY: Final = 1.1  # times as many requests: what this model is surely right about
-LEAST_CHUNK: Final = 16  # tokens, whatever is promised to streams; as in csrc/routing/one_node.cpp
+LEAST_CHUNK: Final = (
+    16  # tokens; a node begins no prompt beside streams where there is room for fewer
+)
 _HALVINGS: Final = 10  # of an interval of rates
 _ROUNDS: Final = 4  # until the pace of a batch and its size agree
 # Batches that stand for all, in standard deviations, and how often there are such.
@@ -55,7 +57,8 @@ class NodeCosts:
         prefill_ratio, limit_s = float(fleet.prefill_ratio[slot]), aimed_s(means.tpot_s)
         rows = np.arange(most + 1)
         beside_s = (tables.sampled_s[row] + tables.context_s[row] * means.context) * rows
-        decode_s: Floats = (seconds[rows] + beside_s) * fleet.decode_ratio[slot]
+        decode_s: Floats = np.maximum.accumulate(seconds[rows] + beside_s)
+        decode_s *= fleet.decode_ratio[slot]
         fits = max(1, int(np.searchsorted(decode_s, limit_s, "right")) - 1)
         rows, beside_s = rows[: fits + 1], beside_s[: fits + 1]
         self._means = means
@@ -152,23 +155,31 @@ def clearly_better(
 
 
 def _prompts_per_s(fleet: Fleet, slots: Ints, means: RequestMeans) -> float:
-    """Return how many prompts a second these nodes would compute in time, alike as the first."""
-    costs, number = NodeCosts(fleet, int(slots[0]), means), len(slots)
-    prompt_s, alone_s = costs.prompt_s, costs.alone_s
+    """Return how many prompts a second these nodes would compute in time, as one queue's servers.
+
+    They are taken for as many nodes of their mean speed.
+    """
+    kinds, number = list(_kinds(fleet, slots, means)), len(slots)
+    prompt_s = number / sum(n / costs.prompt_s for costs, n in kinds)
+    alone_s = number / sum(n / costs.alone_s for costs, n in kinds)
     return _most(
         number / prompt_s, lambda per_s: not means.is_late(per_s, prompt_s, alone_s, number)
     )
 
 
 def _total(fleet: Fleet, slots: Ints, means: RequestMeans, way: Way) -> float:
-    """Return how many requests a second these nodes would serve; those with like costs alike."""
+    """Return how many requests a second these nodes would serve, each with a queue of its own."""
+    return sum(
+        number * _most(costs.most_per_s, costs.decodes if way == "apart" else costs.serves)
+        for costs, number in _kinds(fleet, slots, means)
+    )
+
+
+def _kinds(fleet: Fleet, slots: Ints, means: RequestMeans) -> Iterator[tuple[NodeCosts, int]]:
+    """Yield the costs of each kind of node, and how many there are: those of one kind are alike."""
     _, firsts, numbers = np.unique(fleet.row[slots], return_index=True, return_counts=True)
-    total = 0.0
-    for first, number in zip(firsts, numbers, strict=True):
-        costs = NodeCosts(fleet, int(slots[first]), means)
-        serves = costs.decodes if way == "apart" else costs.serves
-        total += number * _most(costs.most_per_s, serves)
-    return total
+    for first, number in zip(firsts.tolist(), numbers.tolist(), strict=True):
+        yield NodeCosts(fleet, int(slots[first]), means), number
 
 
 def _most(upper: float, holds: Callable[[float], bool]) -> float:

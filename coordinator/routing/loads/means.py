@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, inf, sqrt
 from typing import Final
 
 from coordinator.routing.placement import Placement
@@ -23,8 +23,9 @@ class RequestMeans:
     squared: float = 0.0  # of these, the mean square
     prompt: float = 0.0  # tokens
     output: float = 0.0  # tokens of the answer
-    ttft_s: float = 0.0  # promised, or usual
-    tpot_s: float = 0.0
+    # Promised, or usual: harmonic means, as it is the tight promises that are broken.
+    ttft_s: float = inf
+    tpot_s: float = inf
 
     def note(self, placement: Placement, slo: Slo, num_output: int) -> None:
         """Note a request that has finished."""
@@ -34,8 +35,8 @@ class RequestMeans:
         self.squared += weight * (placement.uncached_tokens**2 - self.squared)
         self.prompt += weight * (placement.prompt_tokens - self.prompt)
         self.output += weight * (num_output - self.output)
-        self.ttft_s += weight * ((slo.ttft_s or USUAL_TTFT_S) - self.ttft_s)
-        self.tpot_s += weight * ((slo.tpot_s or USUAL_TPOT_S) - self.tpot_s)
+        self.ttft_s = 1 / ((1 - weight) / self.ttft_s + weight / (slo.ttft_s or USUAL_TTFT_S))
+        self.tpot_s = 1 / ((1 - weight) / self.tpot_s + weight / (slo.tpot_s or USUAL_TPOT_S))
 
     @property
     def context(self) -> float:

@@ -74,6 +74,8 @@ def test_means_are_those_of_the_last_requests() -> None:
     assert (means.prompt, means.output, means.ttft_s) == (200, 20, 2.0)
     assert means.tpot_s == pytest.approx(0.25)  # usual, where nothing is promised
     assert means.dispersion == pytest.approx(0.25)
+    means.note(nodes.place(200), Slo(ttft_s=0.5), 20)
+    assert means.ttft_s == pytest.approx(1.0)  # tight promises are those that are broken
     for _ in range(4 * MEMORY):
         means.note(nodes.place(50), Slo(), 5)
     assert means.prompt == pytest.approx(50, rel=0.1)
