@@ -134,5 +134,8 @@ class Rebalancer:
             return False
         if load == inf:
             return True
+        own, other = max(0, lacking.get(role, 0)), lacking.get(role.other, 0)
+        if other * numbers[role] > own * num_others:
+            return False  # for its size, the other one will soon need more than this one
         is_idle = others_load * num_others / (num_others - 1) < SPARE
         return is_idle and self._clock.now() - self._last_late_s[role.other] >= DWELL_S

@@ -150,6 +150,8 @@ def next_steps(
         spare = sorted(spare, key=failed.__contains__)
         first = [name for pool in short for name in _first(spare, pool, lacking[pool])]
         number = sum(lacking.values()) - (len(coming) - len(at_work))  # those begin, too
+        if number > 0 and not first:  # all of these pools' own nodes run: some in the other pool
+            return [ScaleStep("start on standby", name) for name in spare[:1]]
         return [ScaleStep("start", name) for name in first[: max(0, number)]]
     if lacking and not short:
         if away:  # what the last change does has to be seen first

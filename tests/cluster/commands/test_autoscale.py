@@ -95,6 +95,8 @@ def stand_by(name: str) -> ScaleStep:
         ([P0, D0, WAITS], (1, 2), None),  # the coordinator's, and so is a flip
         ([P0, D0, D1], (2, 1), None),
         ([P0, D0, D1, WAITS], (2, 1), None),
+        ([P0, D0, *MOVED], (3, 3), stand_by("decode-1")),  # the coordinator says for which
+        ([P0, D0, *MOVED, replace(LOADS, is_standby=True)], (3, 3), None),
         # None does, and one has more than it needs.
         ([P0, D0, D1], (1, 1), ScaleStep("retire", "decode-1")),  # the one with less to move
         ([P0, D0, D1], (1, 0), ScaleStep("retire", "decode-1")),

@@ -40,6 +40,7 @@ class Pools:
         self.loads: dict[NodeRole, float | None] = {P: FEW, D: FEW}
         self.left_over: dict[str, int] = {}
         self.fixed: set[str] = set()
+        self.desired: dict[NodeRole, int] = {}
         self.clock = ManualClock()
         self.rebalancer = Rebalancer(self.clock)
         self.turns: list[tuple[float, Turn]] = []
@@ -58,7 +59,8 @@ class Pools:
                         name not in self.fixed,
                     )
                     for name, role in self.roles.items()
-                ]
+                ],
+                self.desired,
             )
             if turn is not None:
                 self.turns.append((self.clock.now(), turn))
@@ -91,6 +93,18 @@ def test_a_late_pool_gets_a_node_of_one_with_time_to_spare(role: NodeRole) -> No
     assert turn is not None
     assert turn.role is role
     assert pools.count(role) == 3
+
+
+@pytest.mark.parametrize(("desired", "turns"), [((6, 8), 0), ((3, 8), 1), ((2, 2), 1)])
+def test_a_pool_that_will_soon_need_more_itself_gives_nobody_away(
+    desired: tuple[int, int], turns: int
+) -> None:
+    """It has time to spare now, but load rises."""
+    pools = settled(2, 4)
+    pools.loads[D] = HIGH
+    pools.desired = dict(zip((P, D), desired, strict=True))
+    pools.tick(SUSTAINED_TICKS)
+    assert len(pools.turns) == turns
 
 
 def test_a_burst_moves_nobody() -> None:
