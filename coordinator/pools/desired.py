@@ -8,7 +8,7 @@ A pool is asked what load it would have with so many nodes, measured from what i
 Up, as soon as a pool is too busy for a while; how far is limited by what the pool is now, since a
 pool that is far behind knows only that. Down, one node at a time, if the others would have time to
 spare for a minute, and never on missing data: a node that loads, is silent or was not measured may
-be why the others are idle. What is desired beyond the nodes that there are goes with the first.
+be why the others are idle. What is desired beyond the nodes that there are is no node that goes.
 Where the next minutes are foreseen (`lookahead.py`), that number is wanted which costs least then,
 and one fewer if that would do. With `sleep_after_s`, to none after so long without any request, and
 to one of each with the next one. No event loop, no messages: demands come in, numbers come out.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol, TypeAlias
 
 from pdserve.protocol import NodeRole
@@ -77,8 +77,7 @@ class _Pool:
     desired: int
     attached: int = 0
     busy_since_s: float | None = None
-    spare_since_s: float | None = None
-    would_do: int = 0  # most nodes that a look since then found to be enough
+    enough_since_s: dict[int, float] = field(default_factory=dict)  # by number of nodes
     unknown_since_s: float | None = None  # since when there are others, on and off
     unknown_s: float = 0.0  # when there were any for the last time
 
@@ -138,7 +137,7 @@ class DesiredNodes:
             self._last_request_s = now_s
         if now_s - self._last_tick_s >= SUSTAINED_S:  # nobody has looked: nothing has lasted
             for pool in self._pools.values():
-                pool.busy_since_s = pool.spare_since_s = None
+                pool.busy_since_s, pool.enough_since_s = None, {}
         self._last_tick_s = now_s
         is_asleep = 0 < self._sleep_after_s <= now_s - self._last_request_s
         for role, demand in demands.items():
@@ -154,7 +153,7 @@ class DesiredNodes:
                 self._look(pool, demand, self._foresee(role, demand))
             else:  # nothing is known: what there is has to come up
                 pool.desired = max(pool.desired, attached)
-                pool.busy_since_s = pool.spare_since_s = None
+                pool.busy_since_s, pool.enough_since_s = None, {}
 
     def turned(self, role: NodeRole) -> None:
         """Note that a node moves to this pool: the other one was found to have it to spare."""
@@ -167,15 +166,16 @@ class DesiredNodes:
         now_s = self._clock.now()
         wanted = _enough(demand) if foreseen is None else foreseen.cheapest(pool.desired)
         waits = pool.waits_for(demand.others, now_s)
-        fewer = None if waits else _fewer(pool.desired, demand, foreseen)
+        enough = [] if waits else _enough_of_fewer(pool.desired, demand, foreseen)
         pool.busy_since_s = _since(pool.busy_since_s, now_s, holds=wanted > pool.desired)
-        pool.spare_since_s = _since(pool.spare_since_s, now_s, holds=fewer is not None)
-        pool.would_do = 0 if fewer is None else max(pool.would_do, fewer)
+        pool.enough_since_s = {n: pool.enough_since_s.get(n, now_s) for n in enough}
+        long_enough = [n for n, since_s in pool.enough_since_s.items() if now_s - since_s >= IDLE_S]
         if pool.busy_since_s is not None and now_s - pool.busy_since_s >= SUSTAINED_S:
             pool.desired = wanted
-        elif pool.spare_since_s is not None and now_s - pool.spare_since_s >= IDLE_S:
-            pool.desired = pool.would_do
-            pool.spare_since_s, pool.would_do = None, 0  # what that does has to be seen first
+        elif long_enough:
+            pool.desired = min(long_enough)
+            if pool.desired < demand.ready:
+                pool.enough_since_s = {}  # what that does has to be seen first
 
 
 def _enough(demand: PoolDemand) -> int:
@@ -185,13 +185,14 @@ def _enough(demand: PoolDemand) -> int:
     return 1 + bisect_left(numbers, x=True, key=lambda n: demand.load_with(n) <= BUSY)
 
 
-def _fewer(desired: int, demand: PoolDemand, foreseen: Foreseen | None) -> int | None:
-    """Return how many nodes would do: one fewer than there are, or as many; None: all desired."""
+def _enough_of_fewer(desired: int, demand: PoolDemand, foreseen: Foreseen | None) -> list[int]:
+    """Return which numbers would do: one fewer than there are, and as many if more are desired."""
     least = min(desired, demand.ready) - 1
-    for number in range(max(1, least), min(desired, demand.ready + 1)):
-        if demand.load_with(number) < SPARE if foreseen is None else foreseen.is_enough(number):
-            return number
-    return None
+    return [
+        number
+        for number in range(max(1, least), min(desired, demand.ready + 1))
+        if (demand.load_with(number) < SPARE if foreseen is None else foreseen.is_enough(number))
+    ]
 
 
 def _since(before_s: float | None, now_s: float, *, holds: bool) -> float | None:

@@ -35,9 +35,7 @@ Way: TypeAlias = Literal["apart", "together"]
 FEWEST: Final = 8  # requests, before which their means say little
 EVERY: Final = 32  # requests, after which it is looked at again, at the latest
 CLEARLY: Final = 1.1  # times as many requests: what this model is surely right about
-LEAST_CHUNK: Final = (
-    16  # tokens; a node begins no prompt beside streams where there is room for fewer
-)
+LEAST_CHUNK: Final = 16  # tokens; with room for fewer, prompts are taken to wait for streams
 _HALVINGS: Final = 10  # of an interval of rates
 _ROUNDS: Final = 4  # until the pace of a batch and its size agree
 # Batches that stand for all, in standard deviations, and how often there are such.

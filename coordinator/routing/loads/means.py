@@ -34,7 +34,7 @@ class RequestMeans:
         self.uncached += weight * (placement.uncached_tokens - self.uncached)
         self.squared += weight * (placement.uncached_tokens**2 - self.squared)
         self.prompt += weight * (placement.prompt_tokens - self.prompt)
-        self.output += weight * (num_output - self.output)
+        self.output += weight * (max(1, num_output) - self.output)
         self.ttft_s = 1 / ((1 - weight) / self.ttft_s + weight / (slo.ttft_s or USUAL_TTFT_S))
         self.tpot_s = 1 / ((1 - weight) / self.tpot_s + weight / (slo.tpot_s or USUAL_TPOT_S))
 

@@ -129,17 +129,19 @@ def test_what_a_pool_could_not_have_is_not_wanted_for_ever() -> None:
         assert policy.numbers == {P: desired}
 
 
-@pytest.mark.parametrize(("spare_from_s", "left"), [(0, 2), (30, 3)])
-def test_what_is_desired_beyond_what_there_is_goes_with_the_first(
-    spare_from_s: int, left: int
-) -> None:
+def test_what_is_desired_beyond_what_there_is_delays_nobody() -> None:
+    """Six would be wanted; then three do, and twenty seconds later two."""
     clock = ManualClock()
     policy = DesiredNodes(clock)
-    loads = [5.0] * 10 + [1.5] * spare_from_s + [0.9] * (round(IDLE_S) + 1 - spare_from_s)
-    for load in loads:  # six would be wanted; then three do, and at last two
+    idle_s = round(IDLE_S)
+    numbers = []
+    for load in [5.0] * 10 + [1.5] * 20 + [0.9] * (idle_s + 10):
         clock.advance(1.0)
         policy.tick({P: PoolDemand(3, 0, lambda n, load=load: load / n)})
-    assert policy.numbers == {P: left}
+        numbers.append(policy.numbers[P])
+    assert max(numbers) == 6
+    assert numbers.index(2) == 30 + idle_s
+    assert numbers.index(3, numbers.index(6)) == 10 + idle_s
 
 
 def test_what_nobody_has_looked_at_has_not_lasted() -> None:
