@@ -8,7 +8,7 @@ A pool is asked what load it would have with so many nodes, measured from what i
 Up, as soon as a pool is too busy for a while; how far is limited by what the pool is now, since a
 pool that is far behind knows only that. Down, one node at a time, if the others would have time to
 spare for a minute, and never on missing data: a node that loads, is silent or was not measured may
-be why the others are idle. What is desired beyond the nodes that there are is no node that goes.
+be why the others are idle. A number above that of the nodes there are delays none of them.
 Where the next minutes are foreseen (`lookahead.py`), that number is wanted which costs least then,
 and one fewer if that would do. With `sleep_after_s`, to none after so long without any request, and
 to one of each with the next one. No event loop, no messages: demands come in, numbers come out.

@@ -34,6 +34,7 @@ Way: TypeAlias = Literal["apart", "together"]
 
 FEWEST: Final = 8  # requests, before which their means say little
 EVERY: Final = 32  # requests, after which it is looked at again, at the latest
+SAMPLE: Final = 4  # nodes of a pool that stand for all: each has measured its own steps
 CLEARLY: Final = 1.1  # times as many requests: what this model is surely right about
 LEAST_CHUNK: Final = 16  # tokens; with room for fewer, prompts are taken to wait for streams
 _HALVINGS: Final = 10  # of an interval of rates
@@ -61,7 +62,7 @@ class NodeCosts:
         rows, beside_s = rows[: fits + 1], beside_s[: fits + 1]
         self._means = means
         self._decode_s = decode_s[: fits + 1]
-        self.most_per_s = fits / (means.output * float(decode_s[fits]))  # streams
+        self.most_per_s = fits / (means.output * float(decode_s[fits]))  # streams, and no prompts
 
         # Of a prompt: its share of full steps; and alone, in chunks of the budget.
         keys = means.prompt - means.uncached / 2  # that one of its tokens looks at, on average
@@ -81,10 +82,6 @@ class NodeCosts:
         self._stalls_s: Floats = np.where(chunk, np.maximum(step_s - self._decode_s, 0.0), 0.0)
         self._prompts_per_s: Floats = np.full(fits + 1, 1 / self.alone_s)
         self._prompts_per_s[1:] = chunk[1:] / (step_s[1:] * means.uncached)
-
-    def decodes(self, per_s: float) -> bool:
-        """Return whether the node could have so many streams a second, and no prompts."""
-        return per_s <= self.most_per_s
 
     def serves(self, per_s: float) -> bool:
         """Return whether the node could serve so many requests a second, in time.
@@ -145,8 +142,11 @@ def clearly_better(
     """Return the way in which clearly more such requests could be served; None: neither."""
     if not (means.uncached and fleet.is_profiled[any_nodes].all()):
         return None
-    apart = min(_prompts_per_s(fleet, prefills, means), _total(fleet, decodes, means, "apart"))
-    together = _total(fleet, any_nodes, means, "together")
+    streams_per_s = sum(n * costs.most_per_s for costs, n in _sample(fleet, decodes, means))
+    apart = min(_prompts_per_s(fleet, prefills, means), streams_per_s)
+    together = sum(
+        n * _most(costs.most_per_s, costs.serves) for costs, n in _sample(fleet, any_nodes, means)
+    )
     if apart > CLEARLY * together:
         return "apart"
     return "together" if together > CLEARLY * apart else None
@@ -157,27 +157,20 @@ def _prompts_per_s(fleet: Fleet, slots: Ints, means: RequestMeans) -> float:
 
     They are taken for as many nodes of their mean speed.
     """
-    kinds, number = list(_kinds(fleet, slots, means)), len(slots)
-    prompt_s = number / sum(n / costs.prompt_s for costs, n in kinds)
-    alone_s = number / sum(n / costs.alone_s for costs, n in kinds)
+    sample, number = list(_sample(fleet, slots, means)), len(slots)
+    prompt_s = number / sum(n / costs.prompt_s for costs, n in sample)
+    alone_s = number / sum(n / costs.alone_s for costs, n in sample)
     return _most(
         number / prompt_s, lambda per_s: not means.is_late(per_s, prompt_s, alone_s, number)
     )
 
 
-def _total(fleet: Fleet, slots: Ints, means: RequestMeans, way: Way) -> float:
-    """Return how many requests a second these nodes would serve, each with a queue of its own."""
-    return sum(
-        number * _most(costs.most_per_s, costs.decodes if way == "apart" else costs.serves)
-        for costs, number in _kinds(fleet, slots, means)
-    )
-
-
-def _kinds(fleet: Fleet, slots: Ints, means: RequestMeans) -> Iterator[tuple[NodeCosts, int]]:
-    """Yield the costs of each kind of node, and how many there are: those of one kind are alike."""
-    _, firsts, numbers = np.unique(fleet.row[slots], return_index=True, return_counts=True)
+def _sample(fleet: Fleet, slots: Ints, means: RequestMeans) -> Iterator[tuple[NodeCosts, float]]:
+    """Yield the costs of some nodes, and for how many each stands; those of one kind once."""
+    some = slots[:: ceil(len(slots) / SAMPLE)]
+    _, firsts, numbers = np.unique(fleet.row[some], return_index=True, return_counts=True)
     for first, number in zip(firsts.tolist(), numbers.tolist(), strict=True):
-        yield NodeCosts(fleet, int(slots[first]), means), number
+        yield NodeCosts(fleet, int(some[first]), means), number * len(slots) / len(some)
 
 
 def _most(upper: float, holds: Callable[[float], bool]) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
-from coordinator.routing.capacity import FEWEST, Way, Ways
+from coordinator.routing import capacity
+from coordinator.routing.capacity import FEWEST, SAMPLE, NodeCosts, Way, Ways
+from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.means import MEMORY, RequestMeans
-from pdserve.protocol import NodeRole, PerfReport, Slo
+from pdserve.protocol import NodeRole, Slo, StepCosts
 from tests.unit.coordinator.routing.nodes import PERF, Nodes
 
 MANY = 10 * MEMORY
@@ -81,10 +84,24 @@ def test_means_are_those_of_the_last_requests() -> None:
     assert means.prompt == pytest.approx(50, rel=0.1)
 
 
-def test_a_large_fleet_is_looked_at_as_fast_as_a_small_one() -> None:
-    """Nodes of one kind are looked at once."""
-    nodes = Nodes("adaptive", p=40, d=40)
-    other = PerfReport(step=PERF.step, token_budget=90, max_batch_size=8)
-    nodes.join("other", NodeRole.DECODE, perf=other)
+@pytest.mark.parametrize("each_is_unlike", [False, True])
+def test_a_large_fleet_is_looked_at_as_fast_as_a_small_one(
+    each_is_unlike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes measure their steps themselves, so no two may have the same costs."""
+    looked_at: list[int] = []
+
+    class Counted(NodeCosts):
+        def __init__(self, fleet: Fleet, slot: int, means: RequestMeans) -> None:
+            looked_at.append(slot)
+            super().__init__(fleet, slot, means)
+
+    monkeypatch.setattr(capacity, "NodeCosts", Counted)
+    nodes = Nodes("adaptive")
+    for number in range(50):
+        knot_s = [0.001, 0.1 + 1e-5 * number * each_is_unlike]
+        perf = structs.replace(PERF, step=StepCosts(knot_tokens=[1, 100], knot_s=knot_s))
+        nodes.join(f"p{number}", NodeRole.PREFILL, perf=perf)
+        nodes.join(f"d{number}", NodeRole.DECODE, perf=perf)
     assert found(nodes, means_of(400, 500)) == "apart"
-    assert len(set(nodes.router.fleet.row[nodes.router.fleet.ready(None)].tolist())) == 2
+    assert len(looked_at) == (3 * SAMPLE if each_is_unlike else 3)

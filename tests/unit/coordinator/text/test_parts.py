@@ -118,8 +118,8 @@ def test_no_text_is_too_strange(name: ToolFormat, text: str) -> None:
     parser = name.parser(OFFERED)
     parts = parser.push(text) + parser.finish()
     if not parts.calls:
-        ends = "<|call|>" if name is ToolFormat.HARMONY else ""
-        assert parts.content == (text.replace(ends, "") if ends else text)
+        shown = text.replace("<|call|>", "") if name is ToolFormat.HARMONY else text
+        assert parts.content == shown
 
 
 @given(
