@@ -8,8 +8,8 @@ more such requests a second, if all went that way; where one serves clearly more
 Neither way depends on the present load, so nothing swings to and fro. Means over the last few
 hundred requests stand for all. A way serves so many requests that
 
-    apart     the steps of decode nodes are within what is promised; and on prefill nodes, which
-              share one queue, a prompt waits for no longer than TTFT allows in nine cases of ten
+    apart     nine of ten wait for no longer than is promised: prompts on prefill nodes, which
+              share one queue, and streams for a place on decode nodes, where steps are in time
     together  the same of one node, where a stream has a step with a chunk of a prompt whenever the
               node has a prompt. Chunks are as large as TPOT allows (Sarathi-Serve), so a prompt
               takes longer there, and waits for longer
@@ -51,7 +51,7 @@ class NodeCosts:
         tables, row = fleet.tables, int(fleet.row[slot])
         budget = int(tables.token_budget[row])
         seconds: Floats = tables.seconds[row]
-        num_kv = float(fleet.kv_tokens[slot]) / (means.prompt + means.output)
+        num_kv = float(fleet.kv_tokens[slot]) / (means.context + means.output / 2)
         most = max(1, min(int(tables.max_batch[row]), int(num_kv)))
         prefill_ratio, limit_s = float(fleet.prefill_ratio[slot]), aimed_s(means.tpot_s)
         rows = np.arange(most + 1)
@@ -62,6 +62,7 @@ class NodeCosts:
         rows, beside_s = rows[: fits + 1], beside_s[: fits + 1]
         self._means = means
         self._decode_s = decode_s[: fits + 1]
+        self.places = fits
         self.most_per_s = fits / (means.output * float(decode_s[fits]))  # streams, and no prompts
 
         # Of a prompt: its share of full steps; and alone, in chunks of the budget.
@@ -127,8 +128,9 @@ class Ways:
             prefills, decodes: the slots of the two pools, apart; both have nodes.
             any_nodes: those that would have both prompts and streams.
         """
-        if self._means.count >= self._looks_at:
-            self._looks_at = self._means.count + min(self._means.count, EVERY)
+        if self._means.num_ended >= self._looks_at:
+            self._looks_at += min(self._means.num_ended, EVERY)
+            self._means.update()
             seen = clearly_better(self._fleet, prefills, decodes, any_nodes, self._means)
             if seen is not None and (self._now is None or seen == self._seen):
                 self._now = seen
@@ -142,8 +144,7 @@ def clearly_better(
     """Return the way in which clearly more such requests could be served; None: neither."""
     if not (means.uncached and fleet.is_profiled[any_nodes].all()):
         return None
-    streams_per_s = sum(n * costs.most_per_s for costs, n in _sample(fleet, decodes, means))
-    apart = min(_prompts_per_s(fleet, prefills, means), streams_per_s)
+    apart = min(_prompts_per_s(fleet, prefills, means), _streams_per_s(fleet, decodes, means))
     together = sum(
         n * _most(costs.most_per_s, costs.serves) for costs, n in _sample(fleet, any_nodes, means)
     )
@@ -163,6 +164,15 @@ def _prompts_per_s(fleet: Fleet, slots: Ints, means: RequestMeans) -> float:
     return _most(
         number / prompt_s, lambda per_s: not means.is_late(per_s, prompt_s, alone_s, number)
     )
+
+
+def _streams_per_s(fleet: Fleet, slots: Ints, means: RequestMeans) -> float:
+    """Return how many streams a second find a place on these nodes in time."""
+    sample = list(_sample(fleet, slots, means))
+    places = sum(n * costs.places for costs, n in sample)
+    most = sum(n * costs.most_per_s for costs, n in sample)
+    pace_s = places / (most * means.output)
+    return _most(most, lambda per_s: not means.waits(per_s, most, places, pace_s))
 
 
 def _sample(fleet: Fleet, slots: Ints, means: RequestMeans) -> Iterator[tuple[NodeCosts, float]]:

@@ -149,6 +149,7 @@ class Books:
             if placement.prefill is None:
                 self.decodes.activate(decode.slot, 1, _context(placement))
             self._plan(booking, decode, now_s, now_s + placement.ttft_s - placement.held_s)
+        self.means.began(booking)
         return booking
 
     def progressed(self, booking: Booking) -> None:
@@ -184,7 +185,7 @@ class Books:
         placement, now_s = booking.placement, self._clock.now()
         if by_itself and not booking.request.ends_with_prompt:
             self.lengths.observe(booking.num_tokens, placement.kind)
-            self.means.note(placement, booking.request.slo, booking.num_tokens)
+        self.means.ended(booking)
         decode, plan = placement.decode, booking.plan
         if decode is not None and plan is not None and self._is_member(decode):
             self.decodes.legs[decode.slot] -= 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+from statistics import fmean
+
 import pytest
 from msgspec import structs
 
@@ -17,7 +20,15 @@ MANY = 10 * MEMORY
 
 def means_of(prompt: int, output: int, tpot_s: float = 0.02, count: int = MANY) -> RequestMeans:
     """Nothing is cached; all prompts are alike."""
-    return RequestMeans(count, prompt, prompt**2, prompt, output, ttft_s=3.0, tpot_s=tpot_s)
+    means = RequestMeans(count, count, prompt, prompt**2, prompt, ttft_s=3.0, tpot_s=tpot_s)
+    answer(means, prompt, output)
+    return means
+
+
+def answer(means: RequestMeans, prompt: int, output: int) -> None:
+    """All answers have had this length."""
+    means._answers, means._tokens = MEMORY, MEMORY * output
+    means._read = means._tokens * (prompt + output / 2)
 
 
 def better(nodes: Nodes, ways: Ways) -> Way | None:
@@ -56,7 +67,8 @@ def test_a_way_is_kept_until_the_other_is_clearly_better_twice() -> None:
     assert better(nodes, ways) == "apart"
     now: list[Way | None] = []
     for output in (250, 10, 500, 10, 10, 250, 250, 500, 250, 500, 500):
-        means.output, means.count = output, means.count + MANY
+        answer(means, 400, output)
+        means.num_ended += MANY
         now.append(better(nodes, ways))
     assert now == ["apart"] * 4 + ["together"] * 6 + ["apart"]
     assert found(nodes, means_of(400, 250)) is None
@@ -72,16 +84,46 @@ def test_nothing_is_said_after_few_requests_or_of_unknown_nodes() -> None:
 
 def test_means_are_those_of_the_last_requests() -> None:
     nodes, means = Nodes("adaptive", p=1, d=1), RequestMeans()
-    for prompt, output in ((100, 10), (300, 30)):
-        means.note(nodes.place(prompt, slo=Slo(ttft_s=2.0)), Slo(ttft_s=2.0), output)
-    assert (means.prompt, means.output, means.ttft_s) == (200, 20, 2.0)
+
+    def note(prompt: int, slo: Slo, num_output: int) -> None:
+        booking = nodes.send(prompt, slo=slo)
+        means.began(booking)
+        booking.progressed(num_output)
+        means.ended(booking)
+
+    note(100, Slo(ttft_s=2.0), 10)
+    note(300, Slo(ttft_s=2.0), 30)
+    assert (means.prompt, means.ttft_s) == (200, 2.0)
     assert means.tpot_s == pytest.approx(0.25)  # usual, where nothing is promised
     assert means.dispersion == pytest.approx(0.25)
-    means.note(nodes.place(200), Slo(ttft_s=0.5), 20)
+    means.update()
+    assert means.output == pytest.approx(20, rel=0.01)
+    assert means.context == pytest.approx((10 * 105 + 30 * 315) / 40, rel=0.01)
+    note(200, Slo(ttft_s=0.5), 20)
     assert means.ttft_s == pytest.approx(1.0)  # tight promises are those that are broken
     for _ in range(4 * MEMORY):
-        means.note(nodes.place(50), Slo(), 5)
+        note(50, Slo(), 5)
     assert means.prompt == pytest.approx(50, rel=0.1)
+    means.update()
+    assert means.output == pytest.approx(5, rel=0.1)
+
+
+def test_answers_are_as_long_as_all_will_be_and_not_as_those_that_ended_first() -> None:
+    """Lengths are exponential, and all have begun at once."""
+    nodes, means = Nodes("adaptive", p=1, d=1), RequestMeans()
+    random = Random(0)
+    lengths = sorted(1 + int(random.expovariate(1 / 100)) for _ in range(400))
+    bookings = [nodes.send(100) for _ in lengths]
+    for booking in bookings:
+        means.began(booking)
+    for booking, length in zip(bookings[:40], lengths, strict=False):
+        booking.progressed(length)
+        means.ended(booking)
+    for booking in bookings[40:]:
+        booking.progressed(lengths[40])
+    means.update()
+    assert fmean(lengths[:40]) < 10
+    assert means.output == pytest.approx(fmean(lengths), rel=0.3)
 
 
 @pytest.mark.parametrize("each_is_unlike", [False, True])
