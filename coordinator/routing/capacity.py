@@ -80,9 +80,14 @@ class NodeCosts:
         chunk = np.clip(room - 1 - rows, 0, np.maximum(budget - rows, 0))
         chunk[chunk < LEAST_CHUNK] = 0
         step_s = (seconds[rows + chunk] + beside_s + keys_s * chunk) * prefill_ratio
-        self._stalls_s: Floats = np.where(chunk, np.maximum(step_s - self._decode_s, 0.0), 0.0)
+        self._mixed_s: Floats = np.where(chunk, np.maximum(step_s, self._decode_s), self._decode_s)
         self._prompts_per_s: Floats = np.full(fits + 1, 1 / self.alone_s)
         self._prompts_per_s[1:] = chunk[1:] / (step_s[1:] * means.uncached)
+        # How long a prompt takes; where there is no room, some of the streams must end first.
+        last = int(np.flatnonzero(self._prompts_per_s)[-1])
+        ends_s = means.output * self._decode_s / np.maximum(rows, 1)
+        self._prompt_s = 1 / self._prompts_per_s[np.minimum(rows, last)]
+        self._prompt_s += np.maximum(rows - last, 0) * ends_s
 
     def serves(self, per_s: float) -> bool:
         """Return whether the node could serve so many requests a second, in time.
@@ -102,9 +107,10 @@ class NodeCosts:
             if per_s >= prompts_per_s:
                 return False
             of_streams = np.maximum(batches, 1)
-            stalls_s = self._stalls_s[of_streams] * (per_s / prompts_per_s)
-            pace_s = float(_WEIGHTS @ (self._decode_s[of_streams] + stalls_s))
-        prompt_s = 1 / prompts_per_s
+            busy = per_s / prompts_per_s  # share of the time
+            steps_per_s = busy / self._mixed_s[of_streams] + (1 - busy) / self._decode_s[of_streams]
+            pace_s = float(_WEIGHTS @ (1 / steps_per_s))
+        prompt_s = float(_WEIGHTS @ self._prompt_s[batches])
         return pace_s <= means.tpot_s and not means.is_late(per_s, prompt_s, prompt_s, 1)
 
 
@@ -128,8 +134,8 @@ class Ways:
             prefills, decodes: the slots of the two pools, apart; both have nodes.
             any_nodes: those that would have both prompts and streams.
         """
-        if self._means.num_ended >= self._looks_at:
-            self._looks_at += min(self._means.num_ended, EVERY)
+        if (num_ended := self._means.num_ended) >= self._looks_at:
+            self._looks_at = num_ended + min(num_ended, EVERY)
             self._means.update()
             seen = clearly_better(self._fleet, prefills, decodes, any_nodes, self._means)
             if seen is not None and (self._now is None or seen == self._seen):

@@ -13,7 +13,6 @@ from typing import Final, Protocol
 
 from coordinator.generation import GenerationRequest
 from coordinator.routing.placement import Placement
-from coordinator.routing.sides import USUAL_TPOT_S, USUAL_TTFT_S
 
 MEMORY: Final = 256  # requests that means are about
 LATE: Final = 0.1  # share of requests whose prompts may wait for too long
@@ -39,7 +38,7 @@ class RequestMeans:
     uncached: float = 0.0  # tokens of a prompt that were computed
     squared: float = 0.0  # of these, the mean square
     prompt: float = 0.0  # tokens
-    # Promised, or usual: harmonic means, as it is the tight promises that are broken.
+    # Promised: harmonic means, as it is the tight promises that are broken.
     ttft_s: float = inf
     tpot_s: float = inf
     # As of the last `update`:
@@ -64,8 +63,8 @@ class RequestMeans:
         self.uncached += weight * (uncached - self.uncached)
         self.squared += weight * (uncached**2 - self.squared)
         self.prompt += weight * (placement.prompt_tokens - self.prompt)
-        self.ttft_s = 1 / ((1 - weight) / self.ttft_s + weight / (slo.ttft_s or USUAL_TTFT_S))
-        self.tpot_s = 1 / ((1 - weight) / self.tpot_s + weight / (slo.tpot_s or USUAL_TPOT_S))
+        self.ttft_s = _harmonic(self.ttft_s, slo.ttft_s, weight)
+        self.tpot_s = _harmonic(self.tpot_s, slo.tpot_s, weight)
 
     def ended(self, begun: Begun) -> None:
         """Note a request that has ended, in whatever way."""
@@ -122,3 +121,9 @@ class RequestMeans:
         wait_share = 1 / (1 + spread * (1 - above) * sqrt(2 * pi) * exp(spread**2 / 2))
         spare_s = self.ttft_s + max(0.0, self.tpot_s - pace_s) * self.output
         return wait_share * exp(-(ends_per_s - streams_per_s) * spare_s) > LATE
+
+
+def _harmonic(mean_s: float, promised_s: float, weight: float) -> float:
+    """Return the mean with one more promise; without promises, it is infinite."""
+    one = (1 - weight) / mean_s + (weight / promised_s if promised_s else 0.0)
+    return 1 / one if one else inf

@@ -41,6 +41,13 @@ PERF = PerfReport(
     max_batch_size=10,
     transfers=[TransferCosts(transport="shm", fixed_s=0.001, bytes_per_s=1e9)],
 )
+# A step takes 10 ms and 0.2 for each token: large batches are cheap, and prompts disturb them.
+BATCHES = structs.replace(
+    PERF,
+    step=StepCosts(knot_tokens=[1, 512], knot_s=[0.01, 0.112]),
+    token_budget=512,
+    max_batch_size=64,
+)
 NO_PROMISE = Slo()
 EVERYWHERE = (TransportReach(name="tcp"),)
 
@@ -49,13 +56,19 @@ class Nodes:
     """Members, and the router that chooses among them."""
 
     def __init__(
-        self, mode: Mode = "disaggregated", policy: RouterName = "predicted", **pools: int
+        self,
+        mode: Mode = "disaggregated",
+        policy: RouterName = "predicted",
+        perf: PerfReport = PERF,
+        **pools: int,
     ) -> None:
         self.clock = ManualClock(100.0)
         self.registry = Registry()
         self.router = Router(self.registry, mode, policy, self.clock)
-        self.prefill = [self.join(f"p{i}", NodeRole.PREFILL) for i in range(pools.get("p", 0))]
-        self.decode = [self.join(f"d{i}", NodeRole.DECODE) for i in range(pools.get("d", 0))]
+        self.prefill = [
+            self.join(f"p{i}", NodeRole.PREFILL, perf) for i in range(pools.get("p", 0))
+        ]
+        self.decode = [self.join(f"d{i}", NodeRole.DECODE, perf) for i in range(pools.get("d", 0))]
         self._num_requests = 0
 
     def join(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from statistics import fmean
 
@@ -13,12 +14,12 @@ from coordinator.routing.capacity import FEWEST, SAMPLE, NodeCosts, Way, Ways
 from coordinator.routing.fleet import Fleet
 from coordinator.routing.loads.means import MEMORY, RequestMeans
 from pdserve.protocol import NodeRole, Slo, StepCosts
-from tests.unit.coordinator.routing.nodes import PERF, Nodes
+from tests.unit.coordinator.routing.nodes import BATCHES, Nodes
 
 MANY = 10 * MEMORY
 
 
-def means_of(prompt: int, output: int, tpot_s: float = 0.02, count: int = MANY) -> RequestMeans:
+def means_of(prompt: int, output: int, tpot_s: float = 0.018, count: int = MANY) -> RequestMeans:
     """Nothing is cached; all prompts are alike."""
     means = RequestMeans(count, count, prompt, prompt**2, prompt, ttft_s=3.0, tpot_s=tpot_s)
     answer(means, prompt, output)
@@ -41,45 +42,60 @@ def found(nodes: Nodes, means: RequestMeans) -> Way | None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "output", "way"),
+    ("tpot_s", "way"),
     [
-        (400, 10, "together"),  # the decode node has little to do
-        (5, 500, "together"),  # and here the prefill node
-        (400, 500, "apart"),  # as much as each other
-        (50, 100, None),  # neither is clearly better
+        (0.018, "apart"),  # steps with many streams have no room for prompts
+        (0.022, None),  # neither is clearly better
+        (0.04, "together"),  # they have
     ],
 )
-def test_pools_are_apart_where_both_have_much_to_do(
-    prompt: int, output: int, way: Way | None
+def test_prompts_and_streams_are_apart_where_they_would_disturb_each_other(
+    tpot_s: float, way: Way | None
 ) -> None:
-    assert found(Nodes("adaptive", p=1, d=1), means_of(prompt, output)) == way
+    assert found(Nodes("adaptive", perf=BATCHES, p=1, d=1), means_of(100, 50, tpot_s)) == way
 
 
-@pytest.mark.parametrize(("num_decode", "way"), [(1, "together"), (4, "apart"), (8, "together")])
-def test_pools_are_apart_where_their_ratio_fits_the_load(num_decode: int, way: Way) -> None:
-    assert found(Nodes("adaptive", p=1, d=num_decode), means_of(50, 200)) == way
+@pytest.mark.parametrize(
+    ("num_decode", "output", "way"),
+    [
+        (1, 50, "apart"),
+        (1, 200, "together"),  # the prefill node would have little to do
+        (3, 50, "apart"),
+        (8, 50, "together"),  # and here the decode nodes
+    ],
+)
+def test_pools_are_apart_where_their_ratio_fits_the_load(
+    num_decode: int, output: int, way: Way
+) -> None:
+    assert found(Nodes("adaptive", perf=BATCHES, p=1, d=num_decode), means_of(50, output)) == way
+
+
+def test_without_promises_nothing_is_disturbed() -> None:
+    means = means_of(50, 50, tpot_s=inf)
+    means.ttft_s = inf
+    assert found(Nodes("adaptive", perf=BATCHES, p=1, d=1), means) == "together"
 
 
 def test_a_way_is_kept_until_the_other_is_clearly_better_twice() -> None:
-    nodes = Nodes("adaptive", p=1, d=1)
-    means = means_of(400, 500)
+    nodes = Nodes("adaptive", perf=BATCHES, p=1, d=1)
+    means = means_of(100, 50)
     ways = Ways(nodes.router.fleet, means)
     assert better(nodes, ways) == "apart"
     now: list[Way | None] = []
-    for output in (250, 10, 500, 10, 10, 250, 250, 500, 250, 500, 500):
-        answer(means, 400, output)
+    for output in (70, 200, 50, 200, 200, 70, 70, 50, 70, 50, 50):
+        answer(means, 100, output)
         means.num_ended += MANY
         now.append(better(nodes, ways))
     assert now == ["apart"] * 4 + ["together"] * 6 + ["apart"]
-    assert found(nodes, means_of(400, 250)) is None
+    assert found(nodes, means_of(100, 70)) is None
 
 
 def test_nothing_is_said_after_few_requests_or_of_unknown_nodes() -> None:
-    nodes = Nodes("adaptive", p=1, d=1)
-    assert found(nodes, means_of(400, 500, count=FEWEST - 1)) is None
-    assert found(nodes, means_of(400, 500, count=FEWEST)) == "apart"
+    nodes = Nodes("adaptive", perf=BATCHES, p=1, d=1)
+    assert found(nodes, means_of(100, 50, count=FEWEST - 1)) is None
+    assert found(nodes, means_of(100, 50, count=FEWEST)) == "apart"
     nodes.join("new", NodeRole.DECODE, perf=None)
-    assert found(nodes, means_of(400, 500)) is None
+    assert found(nodes, means_of(100, 50)) is None
 
 
 def test_means_are_those_of_the_last_requests() -> None:
@@ -94,7 +110,7 @@ def test_means_are_those_of_the_last_requests() -> None:
     note(100, Slo(ttft_s=2.0), 10)
     note(300, Slo(ttft_s=2.0), 30)
     assert (means.prompt, means.ttft_s) == (200, 2.0)
-    assert means.tpot_s == pytest.approx(0.25)  # usual, where nothing is promised
+    assert means.tpot_s == inf  # nothing is promised
     assert means.dispersion == pytest.approx(0.25)
     means.update()
     assert means.output == pytest.approx(20, rel=0.01)
@@ -141,9 +157,9 @@ def test_a_large_fleet_is_looked_at_as_fast_as_a_small_one(
     monkeypatch.setattr(capacity, "NodeCosts", Counted)
     nodes = Nodes("adaptive")
     for number in range(50):
-        knot_s = [0.001, 0.1 + 1e-5 * number * each_is_unlike]
-        perf = structs.replace(PERF, step=StepCosts(knot_tokens=[1, 100], knot_s=knot_s))
+        knot_s = [0.01, 0.112 + 1e-5 * number * each_is_unlike]
+        perf = structs.replace(BATCHES, step=StepCosts(knot_tokens=[1, 512], knot_s=knot_s))
         nodes.join(f"p{number}", NodeRole.PREFILL, perf=perf)
         nodes.join(f"d{number}", NodeRole.DECODE, perf=perf)
-    assert found(nodes, means_of(400, 500)) == "apart"
+    assert found(nodes, means_of(100, 50)) == "apart"
     assert len(looked_at) == (3 * SAMPLE if each_is_unlike else 3)

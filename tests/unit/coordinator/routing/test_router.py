@@ -16,6 +16,7 @@ from pdserve.protocol import KvTier, NodeRole, NodeState, PerfReport, Slo, Trans
 from pdserve.shared.errors import NoNodeAvailable
 from tests.fakes.hellos import LAYOUT
 from tests.unit.coordinator.routing.nodes import (
+    BATCHES,
     COSTS,
     PERF,
     Nodes,
@@ -409,12 +410,12 @@ def test_adaptive_has_prefill_nodes_decode_when_that_is_what_there_is_to_do() ->
 
 
 def test_adaptive_keeps_pools_apart_where_so_more_is_served() -> None:
-    """Both pools have as much to do, and chunks beside streams would be small."""
-    nodes = Nodes("adaptive", p=1, d=1)
-    idle = nodes.place(400, slo=INTERACTIVE)
+    """Chunks beside large batches would be small."""
+    nodes = Nodes("adaptive", perf=BATCHES, p=1, d=1)
+    idle = nodes.place(100, slo=INTERACTIVE)
     assert idle.side == "local"  # sooner, and nobody is there
-    finish(nodes, FEWEST, 400, 500, INTERACTIVE)
-    assert nodes.place(400, slo=INTERACTIVE).side == "pair"
+    finish(nodes, FEWEST, 100, 50, INTERACTIVE)
+    assert nodes.place(100, slo=INTERACTIVE).side == "pair"
 
 
 def test_adaptive_takes_streams_of_prefill_nodes_into_account() -> None:
