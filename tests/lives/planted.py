@@ -124,7 +124,7 @@ BUGS = {
         Version, "adapt", "adapter=self.digest", 'adapter=""', 40
     ),
     "an adapter is unneeded before its last stream has ended": Bug(
-        KnownAdapters, "take_unneeded", " and not self._uses(d)", "", 40
+        KnownAdapters, "take_unneeded", " and not self._uses(d)", "", 120
     ),
     "an adapter that legs have leaves for another": Bug(
         NodeAdapters, "_idle", "if not self._legs.has_adapter(digest)", "if True", 40

@@ -104,7 +104,7 @@ def check_silu_mul(shape: tuple[int, int], dtype: torch.dtype, device: torch.dev
     gate, up = gate_up.float().chunk(2, dim=-1)
     expected = torch.nn.functional.silu(gate) * up
     gelu = torch.nn.functional.gelu(gate, approximate="tanh") * up
-    clamped = gated_clamped(gate_up.float() * 3)  # more are beyond 7
+    clamped = gated_clamped((gate_up * 3).float())  # more are beyond 7
     for given, gated, wanted in (
         (gate_up, rows.silu_mul, expected),
         (gate_up, rows.gelu_mul, gelu),

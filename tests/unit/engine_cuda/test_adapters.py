@@ -41,5 +41,7 @@ def test_routers_and_shared_experts_are_adapted_and_others_refused(tmp_path: Pat
     modules = ("q_proj", "mlp.gate", "shared_expert.up_proj", "shared_expert.down_proj")
     adapters = taken([torch_node, cuda], base, make_adapter(tmp_path / "a", base, modules=modules))
     assert said(cuda, adapters) == said(torch_node, adapters)
-    with pytest.raises(AdapterRefused, match=r"experts\.0\..*: experts are not adapted on GPUs"):
+    with pytest.raises(
+        AdapterRefused, match=r"experts\.0\..*: experts, and heads .* are not adapted on GPUs"
+    ):
         taken([cuda], base, make_adapter(tmp_path / "b", base, modules=("experts.0.up_proj",)))
