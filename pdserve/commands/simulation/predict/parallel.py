@@ -29,6 +29,7 @@ def in_parallel(work: Callable[[A], R], asked: Sequence[A]) -> Iterator[R]:
         return
     processes = multiprocessing.get_context("spawn")
     num_workers = min(len(asked), len(os.sched_getaffinity(0)))
+    others = multiprocessing.active_children()
     pool = ProcessPoolExecutor(num_workers, processes, initializer=_end_at_interrupt)
     try:
         for done in as_completed([pool.submit(work, one) for one in asked]):
@@ -37,7 +38,8 @@ def in_parallel(work: Callable[[A], R], asked: Sequence[A]) -> Iterator[R]:
         raise ClusterError("a process that predicts has died; is there memory enough?") from error
     finally:
         for worker in multiprocessing.active_children():
-            worker.terminate()
+            if worker not in others:
+                worker.terminate()
         pool.shutdown(cancel_futures=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -312,11 +313,18 @@ def test_results_of_another_question_are_not_mixed(machine: Machine, tmp_path: P
 
 
 @pytest.mark.long
-def test_a_process_that_dies_is_told_and_ends_the_others() -> None:
-    assert sorted(in_parallel(abs, [-2, -1])) == [1, 2]
-    with pytest.raises(ClusterError, match="a process that predicts has died"):
-        list(in_parallel(os._exit, [1, 1]))
-    assert multiprocessing.active_children() == []
+def test_a_process_that_dies_is_told_and_ends_those_of_the_same_work() -> None:
+    before = multiprocessing.active_children()
+    other = multiprocessing.get_context("spawn").Process(target=signal.pause)
+    other.start()
+    try:
+        assert sorted(in_parallel(abs, [-2, -1])) == [1, 2]
+        with pytest.raises(ClusterError, match="a process that predicts has died"):
+            list(in_parallel(os._exit, [1, 1]))
+        assert set(multiprocessing.active_children()) == {*before, other}
+    finally:
+        other.terminate()
+        other.join(10.0)
 
 
 @pytest.mark.long  # matplotlib is slow to load
