@@ -16,6 +16,7 @@ from coordinator.routing.placement import Placement
 
 MEMORY: Final = 256  # requests that means are about
 LATE: Final = 0.1  # share of requests whose prompts may wait for too long
+_FAR: Final = 8.0  # standard deviations, beyond which nobody waits
 
 
 class Begun(Protocol):
@@ -116,7 +117,7 @@ class RequestMeans:
         share = streams_per_s / ends_per_s
         if share >= 1:
             return True
-        spread = (1 - share) * sqrt(places)
+        spread = min((1 - share) * sqrt(places), _FAR)
         above = 0.5 * erfc(spread / sqrt(2))
         wait_share = 1 / (1 + spread * (1 - above) * sqrt(2 * pi) * exp(spread**2 / 2))
         spare_s = self.ttft_s + max(0.0, self.tpot_s - pace_s) * self.output

@@ -124,6 +124,18 @@ def test_means_are_those_of_the_last_requests() -> None:
     assert means.output == pytest.approx(5, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("places", "share", "waits"),
+    [(64, 0.5, False), (64, 0.95, True), (64, 1.0, True), (10**6, 0.5, False), (10**6, 1.0, True)],
+)
+def test_streams_wait_where_nearly_all_places_are_taken(
+    places: int, share: float, waits: bool
+) -> None:
+    means = RequestMeans(tpot_s=0.02, ttft_s=0.1, output=100)
+    ends_per_s = places / 2
+    assert means.waits(share * ends_per_s, ends_per_s, places, 0.02) is waits
+
+
 def test_answers_are_as_long_as_all_will_be_and_not_as_those_that_ended_first() -> None:
     """Lengths are exponential, and all have begun at once."""
     nodes, means = Nodes("adaptive", p=1, d=1), RequestMeans()
