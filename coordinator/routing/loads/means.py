@@ -68,9 +68,11 @@ class RequestMeans:
         self.tpot_s = _harmonic(self.tpot_s, slo.tpot_s, weight)
 
     def ended(self, begun: Begun) -> None:
-        """Note a request that has ended, in whatever way."""
+        """Note a request that has ended. One without a token says nothing of answers."""
         self._count(begun)
         del self._running[begun]
+        if not begun.num_tokens:
+            return
         self.num_ended += 1
         keep = 1 - 1 / MEMORY
         self._answers = keep * self._answers + 1

@@ -115,6 +115,13 @@ def test_means_are_those_of_the_last_requests() -> None:
     means.update()
     assert means.output == pytest.approx(20, rel=0.01)
     assert means.context == pytest.approx((10 * 105 + 30 * 315) / 40, rel=0.01)
+    for _ in range(20):  # they failed, or nobody waited for them
+        booking = nodes.send(200, slo=Slo(ttft_s=2.0))
+        means.began(booking)
+        means.ended(booking)
+    means.update()
+    assert (means.num_ended, means.output) == (2, pytest.approx(20, rel=0.01))
+    means.num_begun = 2
     note(200, Slo(ttft_s=0.5), 20)
     assert means.ttft_s == pytest.approx(1.0)  # tight promises are those that are broken
     for _ in range(4 * MEMORY):
