@@ -186,16 +186,15 @@ def simulated_runs(asked: Asked, rig: Rig, rate: float) -> list[Result]:
 
 
 def rough_time(config: PredictionConfig) -> str:
-    """For people: about how long all of it takes, before anything is known."""
+    """For people: about how long it takes, before rates and promises are known."""
     num_loads = len(config.scenarios) + len(config.traces) or 2
     num_rows = num_loads * len(config.promise_factors) * len(config.deployments)
     begins_s = 0.0 if config.calibration else config.calibrate_s + 3 * _START_S
     begins_s += num_rows * _SIMULATED_S / min(num_rows, len(os.sched_getaffinity(0)))
-    run_s, num_rates = max(config.run_s, _SESSIONS_S) + _ANSWER_S, len(config.loads)
-    least_s, most_s = (
-        begins_s + num_rows * (_START_S + run_s * of) for of in (num_rates, num_rates + MOST_MORE)
-    )
-    return f"this takes roughly {least_s / 60:.0f} to {most_s / 60:.0f} minutes"
+    run_s = max(config.run_s, _SESSIONS_S) + _ANSWER_S
+    least_s = begins_s + num_rows * (_START_S + run_s * len(config.loads))
+    least = f"this takes at least {least_s / 60:.0f} minutes"
+    return f"{least}; how long is said before the first cluster is measured"
 
 
 def said_time(predicted: Sequence[Ahead]) -> str:
