@@ -53,7 +53,7 @@ class CalibrateConfig(ConfigStruct, frozen=True):
     )
     budget_s: Annotated[
         Seconds, Meta(description="time to measure; starts and ends of clusters come on top")
-    ] = 120.0
+    ] = 160.0
     seed: Annotated[int, Meta(ge=0, description="random seed")] = 0
     json: Annotated[bool, Meta(description="print JSON")] = False
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)

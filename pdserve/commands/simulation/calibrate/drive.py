@@ -1,13 +1,14 @@
 """What clients send to a cluster so that its nodes meet all kinds of steps.
 
     prompts    one at a time, each a few tokens longer answered: prefill, pulls, idle latencies
+    growing    one prompt that grows as far as time allows: what keys of long contexts cost
     streams    many at once, in batches of all sizes between which costs are interpolated, with
                short and long contexts: decode
     answers    short prompts one by one beside the answers of others, as users send them: services
     both       prompts beside streams: mixed steps, or what the nodes of a host cost each other
 
 KV in decodes is that of real prompts. No prompt shares a prefix with any other, but for those that
-extend the one before them.
+extend the one before them: so a context takes no longer than to compute it once.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from pdserve.node.profiling.fit import token_ladder
 
 ANSWER = 6  # tokens after a measured prompt
 _STREAM = 48  # tokens of a measured stream
+_AT_LENGTH = 16  # tokens, after each length of a prompt that grows
+_LEAST_GROWING = 256
 _FILLED = 8  # streams, which take as long to begin as a batch of them is measured
 _ANSWERED, _SHORT = 16, 48  # streams at once, tokens of a prompt
 _ANSWERS = 8, 96  # tokens: the least and the most
@@ -103,6 +106,26 @@ class Driver:
                 if now_s + _GROWTH * (now_s - began_s) > until_s:
                     break
         return idle
+
+    async def growing(self, seconds: float) -> None:
+        """Let a prompt grow, and another if that one is as long as the nodes take."""
+        salt, until_s = self._salt(), time.monotonic() + seconds
+        prompt: list[int] = []
+        token_s = 0.0  # of the newest tokens; those behind take longer
+        while (left_s := until_s - time.monotonic()) > 0:
+            if len(prompt) == self.longest:
+                prompt = []
+            length = min(self.longest, max(_LEAST_GROWING, round(_GROWTH * len(prompt))))
+            if token_s:
+                length = min(length, len(prompt) + int(left_s / (_GROWTH * token_s)))
+            num_new = length - len(prompt)
+            if num_new < 1:
+                break
+            prompt = prompt + self._ids(num_new)
+            sent_s, request = time.perf_counter(), TimedRequest(0.0, "growing", prompt, _AT_LENGTH)
+            [outcome] = await self._client.one_by_one([request], salt, _DEADLINE_S)
+            self._served(outcome, sent_s)
+            token_s = (time.perf_counter() - sent_s) / num_new
 
     async def streams(self, seconds: float) -> None:
         """Run streams beside each other, in batches of all sizes; large ones take long to fill."""

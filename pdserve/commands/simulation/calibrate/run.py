@@ -35,10 +35,12 @@ from pdserve.shared.process.certificates import mutual_context
 from pdserve.shared.process.exit_codes import OK
 
 _WARM_UP_S = 2.0  # or a tenth of the time, if that is less
+_READ_S = 10.0  # a step of 1 ms is kept for thrice as long
 _GONE_S = 10.0  # until the coordinator has noticed that a node was stopped
 # What is measured of clusters that are started for it: one node of each role; two of both, whose
 # steps meet; and one of these, which mixes alone, on as few cores as beside the other.
 _NUM_MEASURED: Final = 3
+_LONG: Final = 0.5  # time for long contexts, over that for all else; two nodes of both have none
 
 
 def run(config: CalibrateConfig, setup: dict[str, object]) -> int:
@@ -68,18 +70,20 @@ def measured(config: CalibrateConfig) -> Calibration:
 async def _measure(config: CalibrateConfig) -> Measured:
     """Measure the running cluster, or one after the other of those that are started."""
     if config.url:
-        return await _at(config.url, config, config.budget_s, None, {})
-    seconds = config.budget_s / _NUM_MEASURED
+        seconds = config.budget_s / (1 + _LONG)
+        return await _at(config.url, config, seconds, None, {})
+    seconds = config.budget_s / (_NUM_MEASURED + 2 * _LONG)
     async with _started(config, "disaggregated", config.engine.threads) as cluster:
-        say(f"measuring a node of each role for {seconds:.0f} s")
+        say(f"measuring a node of each role for {(1 + _LONG) * seconds:.0f} s")
         names = [COORDINATOR, *cluster.node_names]
         pids = {name: cluster.pid(name) for name in names}
         found = await _at(cluster.url, config, seconds, None, pids)
     async with _started(config, "colocated", found.kind.cpus) as cluster:
         pids = {COORDINATOR: cluster.pid(COORDINATOR)}
         for num_nodes in (2, 1):
-            say(f"measuring {num_nodes} of both roles for {seconds:.0f} s")
-            found = await _at(cluster.url, config, seconds, found, pids)
+            long = _LONG if num_nodes == 1 else 0.0
+            say(f"measuring {num_nodes} of both roles for {(1 + long) * seconds:.0f} s")
+            found = await _at(cluster.url, config, seconds, found, pids, long)
             if num_nodes == 2:
                 await _without(cluster, cluster.node_names[-1])
     return found
@@ -119,11 +123,16 @@ async def _at(
     seconds: float,
     measured: Measured | None,
     pids: Mapping[str, int],
+    long: float = _LONG,
 ) -> Measured:
     """Measure one cluster, half of the time for the fit and half to judge it.
 
-    `pids`: of its processes on this host, by name, whose work is measured; of nodes, those of one
-    role each.
+    Args:
+        seconds: time for all but long contexts.
+        measured: of others; None: this is the first.
+        pids: of its processes on this host, by name, whose work is measured; of nodes, those of one
+            role each.
+        long: time for long contexts, as a share of `seconds`.
 
     Raises:
         CalibrationError: somebody uses it, or its nodes cannot be asked, or share their cores.
@@ -157,6 +166,9 @@ async def _at(
             found, read = await meter.during(driver.prompts(each_s), is_alone=True)
             idle += found
             recording.extend(read)
+            # No windows of services: of a prompt, nodes have all but what is new.
+            growing = driver.growing(long * seconds / 2)
+            recording.extend((await reader.during(growing, _READ_S))[1])
             recording.extend((await meter.during(driver.streams(each_s)))[1])
             # Their steps wait for what nodes do for requests, which is told apart by this.
             await meter.during(driver.answers(each_s))

@@ -106,7 +106,7 @@ class CrossoverConfig(ConfigStruct, frozen=True):
                 close=1.08, climbs=False, texts=13, measure_s=300.0, budget_s=1740.0,
             )  # fmt: skip
         return CrossoverPlan(
-            sizes=(2, 4, 8), here=here, length_scale=1.0, calibrate_s=120.0,
+            sizes=(2, 4, 8), here=here, length_scale=1.0, calibrate_s=160.0,
             requests=260, close=1.05, climbs=True, texts=39, measure_s=900.0,
             budget_s=float("inf"),
         )  # fmt: skip

@@ -34,7 +34,7 @@ class PredictionConfig(ConfigStruct, frozen=True):
     calibration: Annotated[
         str, Meta(description="calibration of such nodes on this machine; empty: made first")
     ] = ""
-    calibrate_s: Annotated[Seconds, Meta(description="time for that")] = 120.0
+    calibrate_s: Annotated[Seconds, Meta(description="time for that")] = 160.0
     shape: Annotated[str, Meta(description=f"shape of the random weights: {', '.join(SHAPES)}")] = (
         "50m"
     )

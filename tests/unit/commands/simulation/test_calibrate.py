@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
-from itertools import chain
 
 import msgspec
 import pytest
 
-from pdserve.commands.simulation.calibrate.drive import Idle, Sent
+from pdserve.commands.bench.load.outcome import Outcome
+from pdserve.commands.bench.load.workload import TimedRequest
+from pdserve.commands.simulation.calibrate import drive
+from pdserve.commands.simulation.calibrate.drive import Driver, Idle, Sent
 from pdserve.commands.simulation.calibrate.fit import Measured, calibrate
 from pdserve.commands.simulation.calibrate.residuals import Found
 from pdserve.commands.simulation.calibrate.samples import Recording
@@ -147,7 +150,7 @@ def test_errors_and_residuals_are_those_of_the_noise() -> None:
         assert error is not None
         assert 0.01 < error < 0.05  # even noise of up to 5 % is 2.5 % on average
     for drawn in (found.residuals.prefill, found.residuals.decode, found.residuals.mixed):
-        ratios = list(chain.from_iterable(drawn))
+        ratios = list(itertools.chain.from_iterable(drawn))
         assert 0.85 < min(ratios) < 0.97
         assert 1.03 < max(ratios) < 1.15
 
@@ -350,6 +353,52 @@ def test_a_kind_that_was_not_seen_is_fitted_with_the_others_and_its_error_is_unk
     assert found.residuals.mixed == []
     shape = some_step(random.Random(5), "mixed")
     assert PerfModel(found.mixed).step_s(shape) == pytest.approx(true.step_s(shape), rel=0.15)
+
+
+class Growing:
+    """A cluster whose prompts take what their new tokens and their keys take; and its clock."""
+
+    def __init__(self, token_s: float) -> None:
+        self.now_s = 100.0
+        self.prompts: list[list[int]] = []
+        self._token_s = token_s
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    perf_counter = monotonic
+
+    async def one_by_one(self, requests: list[TimedRequest], salt: str, _: float) -> list[Outcome]:
+        [request] = requests
+        before = self.prompts[-1] if self.prompts else []
+        is_longer = request.prompt[: len(before)] == before
+        num_cached = len(before) if is_longer else 0
+        num_pairs = (len(request.prompt) ** 2 - num_cached**2) / 2
+        self.now_s += self._token_s * (len(request.prompt) - num_cached + num_pairs / 4096)
+        self.prompts.append(request.prompt)
+        outcome = Outcome(kind="", due_s=0.0, num_prompt=len(request.prompt), num_output=16)
+        outcome.sent_s, outcome.arrivals_s, outcome.end = 1e-3, [self.now_s], "finished"
+        return [outcome]
+
+
+@pytest.mark.parametrize(("token_s", "least"), [(1e-3, 4000), (1e-5, 8192 - 48)])
+async def test_a_prompt_grows_as_far_as_the_time_allows(
+    token_s: float, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = Growing(token_s)
+    monkeypatch.setattr(drive, "time", nodes)
+    driver = Driver(nodes, KIND.limits, KIND.shape.block_size, 0)  # type: ignore[arg-type]
+    await driver.growing(10.0)
+    assert 109 < nodes.now_s < 110.5
+    assert least <= max(driver.prompt_lengths) <= 8192 - 48
+    lengths = [*map(len, nodes.prompts)]
+    assert lengths[:3] == [256, 410, 656]
+    begins = [n for n, length in enumerate(lengths) if length == 256]
+    # Another begins behind the longest one, and shares nothing with it.
+    assert [lengths[n - 1] for n in begins[1:]] == [8192 - 48] * (len(begins) - 1)
+    assert (len(begins) > 1) == (token_s < 1e-4)
+    for before, after in itertools.pairwise(nodes.prompts):
+        assert (after[: len(before)] == before) == (len(after) > 256)
 
 
 def test_ranges_are_what_was_sent() -> None:
