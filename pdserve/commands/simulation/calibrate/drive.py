@@ -112,7 +112,7 @@ class Driver:
         salt, until_s = self._salt(), time.monotonic() + seconds
         prompt: list[int] = []
         token_s = 0.0  # of the newest tokens; those behind take longer
-        while (left_s := until_s - time.monotonic()) > 0:
+        while (left_s := min(until_s - time.monotonic(), _DEADLINE_S)) > 0:
             if len(prompt) == self.longest:
                 prompt = []
             length = min(self.longest, max(_LEAST_GROWING, round(_GROWTH * len(prompt))))

@@ -25,7 +25,7 @@ from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.commands.simulation.calibrate.config import CalibrateConfig
 from pdserve.commands.simulation.calibrate.drive import Driver
 from pdserve.commands.simulation.calibrate.fit import Measured, calibrate
-from pdserve.commands.simulation.calibrate.samples import NodeReader
+from pdserve.commands.simulation.calibrate.samples import READ_S, NodeReader
 from pdserve.commands.simulation.calibrate.services import ServiceMeter
 from pdserve.commands.simulation.predict.answer import said_errors
 from pdserve.measured.calibration import Calibration, write_calibration
@@ -35,7 +35,6 @@ from pdserve.shared.process.certificates import mutual_context
 from pdserve.shared.process.exit_codes import OK
 
 _WARM_UP_S = 2.0  # or a tenth of the time, if that is less
-_READ_S = 10.0  # a step of 1 ms is kept for thrice as long
 _GONE_S = 10.0  # until the coordinator has noticed that a node was stopped
 # What is measured of clusters that are started for it: one node of each role; two of both, whose
 # steps meet; and one of these, which mixes alone, on as few cores as beside the other.
@@ -168,7 +167,7 @@ async def _at(
             recording.extend(read)
             # No windows of services: of a prompt, nodes have all but what is new.
             growing = driver.growing(long * seconds / 2)
-            recording.extend((await reader.during(growing, _READ_S))[1])
+            recording.extend((await reader.during(growing, READ_S))[1])
             recording.extend((await meter.during(driver.streams(each_s)))[1])
             # Their steps wait for what nodes do for requests, which is told apart by this.
             await meter.during(driver.answers(each_s))

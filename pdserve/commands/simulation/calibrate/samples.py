@@ -20,6 +20,7 @@ from pdserve.settings.access import API_KEY_VARIABLE
 from pdserve.shared.errors import CalibrationError, ClusterError
 from pdserve.shared.process.certificates import role_name
 
+READ_S = 10.0  # between two reads of a run: a step of 1 ms is kept for thrice as long
 _REPLY_S = 10.0
 _ADVICE = (
     f" (if the cluster has keys, {API_KEY_VARIABLE} is one; if nodes have certificates, --tls-dir "

@@ -34,7 +34,7 @@ from pdserve.commands.cluster.supervisor import Cluster
 from pdserve.commands.simulation.calibrate import run as calibrating
 from pdserve.commands.simulation.calibrate.config import CalibrateConfig
 from pdserve.commands.simulation.calibrate.drive import Driver
-from pdserve.commands.simulation.calibrate.samples import NodeReader
+from pdserve.commands.simulation.calibrate.samples import READ_S, NodeReader
 from pdserve.commands.simulation.predict import deployment as simulated
 from pdserve.commands.simulation.predict.answer import load_calibration
 from pdserve.commands.simulation.predict.deployment import Deployment, Rig
@@ -72,7 +72,6 @@ from pdserve.shared.process.exit_codes import FAILED, FORCED, OK
 
 _SCENARIOS: Final[list[ScenarioName]] = ["long-prompts", "conversation"]
 _WARM_UP, _WARM_UP_S = 4, 60.0  # requests
-_READ_S = 10.0  # a step of 1 ms is kept for thrice as long
 _FURTHER = 1.4  # factor to a rate beyond those that were asked for
 _MANY = 4096  # requests on the nodes
 
@@ -328,7 +327,7 @@ async def _measure(
                 sent = client.run(
                     requests, f"at-{rate}", drain_s(promise, requests), stop_s=count / rate
                 )
-                found, recording = await reader.during(sent, _READ_S)
+                found, recording = await reader.during(sent, READ_S)
                 by_others_s = used() - used_s
                 seconds = time.monotonic() - began_s
                 await server.settle()

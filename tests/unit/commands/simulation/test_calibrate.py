@@ -374,10 +374,11 @@ class Growing:
         is_longer = request.prompt[: len(before)] == before
         num_cached = len(before) if is_longer else 0
         num_pairs = (len(request.prompt) ** 2 - num_cached**2) / 2
-        self.now_s += self._token_s * (len(request.prompt) - num_cached + num_pairs / 4096)
+        took_s = self._token_s * (len(request.prompt) - num_cached + num_pairs / 4096)
+        self.now_s += took_s
         self.prompts.append(request.prompt)
         outcome = Outcome(kind="", due_s=0.0, num_prompt=len(request.prompt), num_output=16)
-        outcome.sent_s, outcome.arrivals_s, outcome.end = 1e-3, [self.now_s], "finished"
+        outcome.sent_s, outcome.arrivals_s, outcome.end = 1e-3, [took_s], "finished"
         return [outcome]
 
 
@@ -399,6 +400,17 @@ async def test_a_prompt_grows_as_far_as_the_time_allows(
     assert (len(begins) > 1) == (token_s < 1e-4)
     for before, after in itertools.pairwise(nodes.prompts):
         assert (after[: len(before)] == before) == (len(after) > 256)
+
+
+async def test_no_prompt_grows_so_much_that_its_deadline_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = Growing(0.1)
+    monkeypatch.setattr(drive, "time", nodes)
+    driver = Driver(nodes, KIND.limits, KIND.shape.block_size, 0)  # type: ignore[arg-type]
+    await driver.growing(2000.0)
+    assert max(driver.prompt_lengths) > 4000
+    assert max(sent.first_s - sent.at_s for sent in driver.sent if sent.first_s) < 120
 
 
 def test_ranges_are_what_was_sent() -> None:
